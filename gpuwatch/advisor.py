@@ -1,0 +1,150 @@
+"""Which rules hold on a history, said in words with this run's own numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuwatch.expr import History
+from gpuwatch.history import history_of, settled, slow_phase
+from gpuwatch.reader import Observation, Snapshot
+from gpuwatch.rulebook import RULES, Rule
+from gpuwatch.rulebook.rule import SEVERITIES
+
+UNKNOWN = "an unknown number of"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a run, and what to do about it.
+
+    ``gain`` says in words what following ``fix`` can bring at most; ``gain_bound`` is that as a factor of speed where
+    it is one. ``where`` is a place in the user's program, or empty.
+    """
+
+    rule: str
+    severity: str
+    summary: str
+    evidence: str
+    where: str
+    fix: str
+    gain: str
+    check: str
+    gain_bound: float | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The finding as the reports' JSON has it."""
+        return {
+            "rule": self.rule,
+            "severity": self.severity,
+            "summary": self.summary,
+            "evidence": self.evidence,
+            "where": self.where,
+            "fix": self.fix,
+            "gain": self.gain,
+            "gain_bound": self.gain_bound,
+            "check": self.check,
+        }
+
+
+def advise(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> list[Finding]:
+    """The findings of one rank, most valuable first."""
+    history = history_of(snapshot)
+    places = {rule: _largest(snapshot.observations, rule) for rule in {seen.rule for seen in snapshot.observations}}
+    fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
+    findings = [_finding(rule, severity, history, places.get(rule.id)) for rule, severity in fired]
+    return sorted((_named(finding, snapshot) for finding in findings), key=_value, reverse=True)
+
+
+def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> list[Finding]:
+    """The findings of one GPU, from its recent samples."""
+    fired = firing(history, [rule for rule in rules if rule.scope == "gpu"])
+    return [_finding(rule, severity, history, Observation(rule.id, where, "", 0.0, 0)) for rule, severity in fired]
+
+
+def firing(history: History, rules: Iterable[Rule] = RULES) -> list[tuple[Rule, str]]:
+    """The rules that hold, with their severity; mere consequences of another that holds are left out."""
+    held = {rule.id: (rule, severity) for rule in rules if (severity := severity_of(rule, history))}
+    explained = {consequence for rule, _ in held.values() for consequence in rule.suppresses}
+    return [pair for id, pair in held.items() if id not in explained]
+
+
+def severity_of(rule: Rule, history: History) -> str | None:
+    """How serious the rule is on this history; None where it does not hold or a signal is missing."""
+    if rule.when.holds(history) is not True:
+        return None
+    if rule.critical_when is not None and rule.critical_when.holds(history) is True:
+        return "critical"
+    return rule.severity
+
+
+def _finding(rule: Rule, severity: str, history: History, place: Observation | None) -> Finding:
+    numbers = {
+        quantity.name: spoken(quantity.expr.value(history), quantity.unit)
+        for quantity in (rule.value, *rule.quantities)
+    }
+    evidence = fill(rule.evidence, numbers)
+    if place is not None and place.evidence:
+        evidence = f"{evidence}; {place.evidence}"
+    bound = rule.gain.bound(history)
+    return Finding(
+        rule=rule.id,
+        severity=severity,
+        summary=rule.title,
+        evidence=evidence,
+        where="" if place is None else place.where,
+        fix=fill(rule.fix, numbers),
+        gain=rule.gain.text if bound is None else f"at most {bound:.2f}x as fast: {rule.gain.text}",
+        check=rule.check,
+        gain_bound=bound,
+    )
+
+
+def _named(finding: Finding, snapshot: Snapshot) -> Finding:
+    """A slow step's finding names the phase that grows; no metric could carry that."""
+    if finding.rule != "comp-step-jitter":
+        return finding
+    phase = slow_phase(settled(snapshot.ring))
+    if phase is None:
+        return finding
+    return Finding(**{**vars(finding), "where": f"phase: {phase}", "evidence": f"{finding.evidence}; it is {phase}"})
+
+
+def _largest(observations: Iterable[Observation], rule: str) -> Observation:
+    return max((seen for seen in observations if seen.rule == rule), key=lambda seen: seen.magnitude)
+
+
+def _value(finding: Finding) -> tuple[int, float]:
+    return SEVERITIES.index(finding.severity), finding.gain_bound or 0.0
+
+
+def fill(text: str, numbers: Mapping[str, str]) -> str:
+    """Put numbers in the braces of a rule's text; other braces (code, globs) stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda found: numbers.get(found[1], found[0]), text)
+
+
+def spoken(number: float | None, unit: str) -> str:
+    """A number as a person reads it: ``0.124`` in ``seconds`` is ``124 ms``, in ``ratio`` ``12 %``."""
+    if number is None:
+        return UNKNOWN
+    if unit == "ratio":
+        return f"{100 * number:.0f} %" if number >= 0.1 else f"{100 * number:.1f} %"
+    if unit == "count":
+        return f"{number:,.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
+    if unit == "celsius":
+        return f"{number:.0f} °C"
+    if unit == "seconds":
+        return _scaled(number, ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")))
+    if unit == "bytes":
+        return _scaled(number, ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
+    if unit == "hertz":
+        return _scaled(number, ((1e9, "GHz"), (1e6, "MHz"), (1, "Hz")))
+    return f"{number:g}"
+
+
+def _scaled(number: float, scales: tuple[tuple[float, str], ...]) -> str:
+    for scale, unit in scales:
+        if abs(number) >= scale:
+            return f"{number / scale:.3g} {unit}" if number / scale < 1000 else f"{number / scale:,.0f} {unit}"
+    return f"{number:g} {scales[-1][1]}" if number else f"0 {scales[-1][1]}"

@@ -1,0 +1,257 @@
+"""The reading end of a flight record.
+
+A reader never maps the file (one that shrinks under a mapping kills the process, a short read does not), opens it
+without following links or waiting on a FIFO, and believes nothing in it: what is not a valid record is a
+:class:`RecordError` with one clear line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwatch.expr import series_key
+from gpuwatch.layout import (
+    MAGIC,
+    OBSERVATION_BYTES,
+    OBSERVATION_SLOTS,
+    OBSERVATIONS_AT,
+    RECORD_BYTES,
+    RING_AT,
+    RING_ROWS,
+    ROW,
+    SCHEMA_AT,
+    SCHEMA_BYTES,
+    SLOT,
+    SUFFIX,
+    VALUE_CAPACITY,
+    VALUES_AT,
+    VERSION,
+    Phase,
+    State,
+    Word,
+)
+
+__all__ = ["Observation", "RecordError", "Snapshot", "parse", "read", "read_all", "remove_old"]
+
+_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+_HEADER = struct.Struct(f"{len(Word)}Q")
+
+
+class RecordError(ValueError):
+    """The file is not a record; the text says what came and what was expected."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A fact a hook saw for a rule: how much, where, and what it is based on."""
+
+    rule: str
+    where: str
+    evidence: str
+    magnitude: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A record as it was read: plain values, nothing that changes.
+
+    ``up`` is whether a process held the lease. ``values`` maps series keys to numbers, NaN left out. ``ring`` holds
+    the recent steps, oldest first, each as :class:`gpuwatch.layout.Column` says. Ages are in seconds.
+    """
+
+    path: Path
+    uid: int
+    identity: Mapping[str, object]
+    up: bool
+    pid: int
+    created: float
+    ended: float | None
+    step: int
+    step_age: float | None
+    progress_age: float
+    run_seconds: float
+    phase: Phase
+    state: State
+    values: Mapping[str, float]
+    series: tuple[tuple[str, Mapping[str, str]], ...]
+    ring: tuple[tuple[float, ...], ...]
+    observations: tuple[Observation, ...]
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return str(self.identity["run"])
+
+    @property
+    def rank(self) -> int:
+        """Rank within the run."""
+        return int(str(self.identity["rank"]))
+
+
+def read(path: Path) -> Snapshot:
+    """Read one record.
+
+    Raises RecordError for a file that is not one (wrong type, size, magic, version or content) and OSError for one
+    that cannot be opened.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise RecordError(f"{path.name} is not a regular file")
+        if status.st_size != RECORD_BYTES:
+            raise RecordError(f"{path.name} has {status.st_size} bytes, a record has {RECORD_BYTES}")
+        return parse(path, status.st_uid, _leased(file), lambda size, at: os.pread(file, size, at))
+    finally:
+        os.close(file)
+
+
+def read_all(directory: Path) -> tuple[list[Snapshot], list[tuple[str, str]]]:
+    """Every record of a directory, oldest first, and ``(file name, reason)`` for what could not be read."""
+    snapshots, rejected = [], []
+    for path in _record_files(directory):
+        try:
+            snapshots.append(read(path))
+        except FileNotFoundError:
+            continue  # removed between the listing and the look
+        except RecordError as reason:
+            rejected.append((path.name, str(reason)))
+        except OSError as reason:
+            rejected.append((path.name, f"{path.name}: {reason.strerror}"))
+    return sorted(snapshots, key=lambda snapshot: snapshot.created), rejected
+
+
+def remove_old(directory: Path, keep: int) -> int:
+    """Remove this user's ended records beyond the newest ``keep``; returns how many went."""
+    files = []
+    for path in _record_files(directory):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                files.append((status.st_mtime, path))
+    removed = 0
+    for _, path in sorted(files, reverse=True)[keep:]:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if not _leased(file):
+                    path.unlink()
+                    removed += 1
+            finally:
+                os.close(file)
+    return removed
+
+
+def _record_files(directory: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return
+    for name in sorted(names):
+        if name.endswith(SUFFIX) and not name.startswith("."):
+            yield directory / name
+
+
+def _leased(file: int) -> bool:
+    question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    answer: bytes = fcntl.fcntl(file, fcntl.F_GETLK, question)
+    return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def parse(path: Path, uid: int, up: bool, pread: Callable[[int, int], bytes]) -> Snapshot:
+    """A snapshot out of ``pread(size, offset)``: a file's, or the writer's own memory. Raises RecordError."""
+    header = pread(_HEADER.size, 0)
+    if len(header) < _HEADER.size or header[: len(MAGIC)] != MAGIC:
+        raise RecordError(f"{path.name} does not begin with {MAGIC.decode()}")
+    words = _HEADER.unpack(header)
+    if words[Word.VERSION] != VERSION:
+        raise RecordError(f"{path.name} has layout version {words[Word.VERSION]}, this reader knows {VERSION}")
+    try:
+        identity, series = _schema(pread(min(words[Word.SCHEMA_USED], SCHEMA_BYTES), SCHEMA_AT))
+        phase, state = Phase(words[Word.PHASE]), State(words[Word.STATE])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RecordError(f"{path.name} holds no valid schema: {error}") from None
+    count = min(words[Word.SERIES], len(series), VALUE_CAPACITY)
+    numbers = memoryview(pread(8 * count, VALUES_AT).ljust(8 * count, b"\xff")).cast("d")
+    now = time.monotonic_ns()
+    stepped = words[Word.STEP_TIME]
+    return Snapshot(
+        path=path,
+        uid=uid,
+        identity=identity,
+        up=up,
+        pid=words[Word.PID],
+        created=words[Word.CREATED] / 1e9,
+        ended=words[Word.ENDED] / 1e9 if words[Word.ENDED] else None,
+        step=words[Word.STEP],
+        step_age=_age(now, stepped) if stepped else None,
+        progress_age=_age(now, words[Word.HEARTBEAT]),
+        run_seconds=max(0, words[Word.HEARTBEAT] - words[Word.ATTACHED]) / 1e9,
+        phase=phase,
+        state=state,
+        values={
+            series_key(name, labels): number
+            for (name, labels), number in zip(series, numbers, strict=False)
+            if number == number  # NaN is "not known"
+        },
+        series=tuple(series[:count]),
+        ring=_ring(words[Word.RING_HEAD], pread),
+        observations=tuple(_observations(min(words[Word.OBSERVATIONS], OBSERVATION_SLOTS), pread)),
+    )
+
+
+def _age(now: int, then: int) -> float:
+    return max(0, now - then) / 1e9
+
+
+def _schema(text: bytes) -> tuple[dict[str, object], list[tuple[str, Mapping[str, str]]]]:
+    first, *rest = text.decode().splitlines()
+    identity = json.loads(first)
+    if not isinstance(identity, dict):
+        raise ValueError("the identity is not an object")
+    str(identity["run"]), int(identity["rank"])
+    series: list[tuple[str, Mapping[str, str]]] = []
+    for line in rest:
+        name, labels = json.loads(line)
+        if not isinstance(name, str) or not all(isinstance(part, str) for item in labels.items() for part in item):
+            raise ValueError(f"not a series: {line[:80]}")
+        series.append((name, labels))
+    return identity, series
+
+
+def _ring(head: int, pread: Callable[[int, int], bytes]) -> tuple[tuple[float, ...], ...]:
+    if not head:
+        return ()
+    block = pread(ROW.size * RING_ROWS, RING_AT)
+    after = _HEADER.unpack(pread(_HEADER.size, 0))[Word.RING_HEAD]
+    # What the writer was storing while the block was read lies over the oldest rows: leave them out.
+    oldest = max(0, after - RING_ROWS + 1)
+    rows = list(ROW.iter_unpack(block[: len(block) - len(block) % ROW.size]))
+    return tuple(rows[number % RING_ROWS] for number in range(oldest, head) if number % RING_ROWS < len(rows))
+
+
+def _observations(count: int, pread: Callable[[int, int], bytes]) -> Iterator[Observation]:
+    for slot in range(count):
+        at = OBSERVATIONS_AT + slot * OBSERVATION_BYTES
+        for _ in range(8):  # being rewritten: look again, and leave it out when it never settles
+            data = pread(OBSERVATION_BYTES, at)
+            if len(data) < OBSERVATION_BYTES:
+                break
+            sequence, size, magnitude, step = SLOT.unpack_from(data)
+            if sequence % 2 or pread(8, at) != data[:8]:
+                continue
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = json.loads(data[SLOT.size : SLOT.size + size])
+                yield Observation(str(text["rule"]), str(text["where"]), str(text["evidence"]), magnitude, step)
+            break

@@ -1,0 +1,23 @@
+"""The rulebook: every failure mode as one record. Alerts, advice, panels and pages are rendered from it."""
+
+from __future__ import annotations
+
+from gpuwatch.rulebook import compute, data, debug, evaluation, hardware, memory, optimizer, run
+from gpuwatch.rulebook.rule import Example, Gain, Rule
+
+__all__ = ["RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
+
+RULES: tuple[Rule, ...] = (
+    *run.RULES,
+    *memory.RULES,
+    *data.RULES,
+    *evaluation.RULES,
+    *debug.RULES,
+    *optimizer.RULES,
+    *compute.RULES,
+    *hardware.RULES,
+)
+"""Every rule, most urgent kinds first."""
+
+RULES_BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
+"""The same, by id."""
