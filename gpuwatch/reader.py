@@ -13,10 +13,12 @@ import json
 import os
 import stat
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuwatch.expr import series_key
 from gpuwatch.layout import (
@@ -40,10 +42,12 @@ from gpuwatch.layout import (
     Word,
 )
 
-__all__ = ["Observation", "RecordError", "Snapshot", "parse", "read", "read_all", "remove_old"]
+__all__ = ["Observation", "RecordError", "Snapshot", "leased", "parse", "read", "read_all", "remove_old"]
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _HEADER = struct.Struct(f"{len(Word)}Q")
+_HOSTILE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What taking apart JSON of any shape can raise."""
 
 
 class RecordError(ValueError):
@@ -98,6 +102,9 @@ class Snapshot:
         return int(str(self.identity["rank"]))
 
 
+_NOTHING: Mapping[Path, Snapshot] = MappingProxyType({})
+
+
 def read(path: Path) -> Snapshot:
     """Read one record.
 
@@ -111,17 +118,23 @@ def read(path: Path) -> Snapshot:
             raise RecordError(f"{path.name} is not a regular file")
         if status.st_size != RECORD_BYTES:
             raise RecordError(f"{path.name} has {status.st_size} bytes, a record has {RECORD_BYTES}")
-        return parse(path, status.st_uid, _leased(file), lambda size, at: os.pread(file, size, at))
+        return parse(path, status.st_uid, leased(file), lambda size, at: os.pread(file, size, at))
     finally:
         os.close(file)
 
 
-def read_all(directory: Path) -> tuple[list[Snapshot], list[tuple[str, str]]]:
-    """Every record of a directory, oldest first, and ``(file name, reason)`` for what could not be read."""
+def read_all(
+    directory: Path, known: Mapping[Path, Snapshot] = _NOTHING
+) -> tuple[list[Snapshot], list[tuple[str, str]]]:
+    """Every record of a directory, oldest first, and ``(file name, reason)`` for what could not be read.
+
+    Records in ``known`` are not read again but taken from there: for those whose process is gone, which change no
+    more. Raises OSError when the directory cannot be listed; one that does not exist is empty.
+    """
     snapshots, rejected = [], []
     for path in _record_files(directory):
         try:
-            snapshots.append(read(path))
+            snapshots.append(known[path] if path in known else read(path))
         except FileNotFoundError:
             continue  # removed between the listing and the look
         except RecordError as reason:
@@ -144,7 +157,7 @@ def remove_old(directory: Path, keep: int) -> int:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                if not _leased(file):
+                if not leased(file):
                     path.unlink()
                     removed += 1
             finally:
@@ -163,7 +176,8 @@ def _record_files(directory: Path) -> Iterator[Path]:
             yield directory / name
 
 
-def _leased(file: int) -> bool:
+def leased(file: int) -> bool:
+    """Whether another process holds the lock on the first byte of this open file."""
     question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     answer: bytes = fcntl.fcntl(file, fcntl.F_GETLK, question)
     return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
@@ -180,7 +194,7 @@ def parse(path: Path, uid: int, up: bool, pread: Callable[[int, int], bytes]) ->
     try:
         identity, series = _schema(pread(min(words[Word.SCHEMA_USED], SCHEMA_BYTES), SCHEMA_AT))
         phase, state = Phase(words[Word.PHASE]), State(words[Word.STATE])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except _HOSTILE as error:
         raise RecordError(f"{path.name} holds no valid schema: {error}") from None
     count = min(words[Word.SERIES], len(series), VALUE_CAPACITY)
     numbers = memoryview(pread(8 * count, VALUES_AT).ljust(8 * count, b"\xff")).cast("d")
@@ -220,7 +234,7 @@ def _schema(text: bytes) -> tuple[dict[str, object], list[tuple[str, Mapping[str
     identity = json.loads(first)
     if not isinstance(identity, dict):
         raise ValueError("the identity is not an object")
-    str(identity["run"]), int(identity["rank"])
+    str(identity["run"]), int(str(identity["rank"]))
     series: list[tuple[str, Mapping[str, str]]] = []
     for line in rest:
         name, labels = json.loads(line)
@@ -234,11 +248,13 @@ def _ring(head: int, pread: Callable[[int, int], bytes]) -> tuple[tuple[float, .
     if not head:
         return ()
     block = pread(ROW.size * RING_ROWS, RING_AT)
-    after = _HEADER.unpack(pread(_HEADER.size, 0))[Word.RING_HEAD]
+    after = int.from_bytes(pread(8, 8 * Word.RING_HEAD), sys.byteorder)
     # What the writer was storing while the block was read lies over the oldest rows: leave them out.
     oldest = max(0, after - RING_ROWS + 1)
     rows = list(ROW.iter_unpack(block[: len(block) - len(block) % ROW.size]))
-    return tuple(rows[number % RING_ROWS] for number in range(oldest, head) if number % RING_ROWS < len(rows))
+    return tuple(
+        rows[number % RING_ROWS] for number in range(oldest, min(head, after)) if number % RING_ROWS < len(rows)
+    )
 
 
 def _observations(count: int, pread: Callable[[int, int], bytes]) -> Iterator[Observation]:
@@ -251,7 +267,7 @@ def _observations(count: int, pread: Callable[[int, int], bytes]) -> Iterator[Ob
             sequence, size, magnitude, step = SLOT.unpack_from(data)
             if sequence % 2 or pread(8, at) != data[:8]:
                 continue
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(*_HOSTILE):
                 text = json.loads(data[SLOT.size : SLOT.size + size])
                 yield Observation(str(text["rule"]), str(text["where"]), str(text["evidence"]), magnitude, step)
             break
