@@ -12,7 +12,7 @@ from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
 from gpuwatch.rulebook.rule import SEVERITIES
 
-UNKNOWN = "an unknown number of"
+UNKNOWN = {"ratio": "an unknown share", "seconds": "an unknown time", "bytes": "an unknown amount"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def advise(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> list[Finding]:
     places = {rule: _largest(snapshot.observations, rule) for rule in {seen.rule for seen in snapshot.observations}}
     fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
     findings = [_finding(rule, severity, history, places.get(rule.id)) for rule, severity in fired]
-    return sorted((_named(finding, snapshot) for finding in findings), key=_value, reverse=True)
+    return sorted((_named(finding, snapshot) for finding in findings), key=worth, reverse=True)
 
 
 def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> list[Finding]:
@@ -115,7 +115,8 @@ def _largest(observations: Iterable[Observation], rule: str) -> Observation:
     return max((seen for seen in observations if seen.rule == rule), key=lambda seen: seen.magnitude)
 
 
-def _value(finding: Finding) -> tuple[int, float]:
+def worth(finding: Finding) -> tuple[int, float]:
+    """How much a finding weighs: its severity, then the largest speed-up it can bring."""
     return SEVERITIES.index(finding.severity), finding.gain_bound or 0.0
 
 
@@ -127,7 +128,7 @@ def fill(text: str, numbers: Mapping[str, str]) -> str:
 def spoken(number: float | None, unit: str) -> str:
     """A number as a person reads it: ``0.124`` in ``seconds`` is ``124 ms``, in ``ratio`` ``12 %``."""
     if number is None:
-        return UNKNOWN
+        return UNKNOWN.get(unit, "an unknown number of")
     if unit == "ratio":
         return f"{100 * number:.0f} %" if number >= 0.1 else f"{100 * number:.1f} %"
     if unit == "count":
@@ -147,4 +148,5 @@ def _scaled(number: float, scales: tuple[tuple[float, str], ...]) -> str:
     for scale, unit in scales:
         if abs(number) >= scale:
             return f"{number / scale:.3g} {unit}" if number / scale < 1000 else f"{number / scale:,.0f} {unit}"
-    return f"{number:g} {scales[-1][1]}" if number else f"0 {scales[-1][1]}"
+    scale, unit = scales[-1]
+    return f"{number / scale:.3g} {unit}"

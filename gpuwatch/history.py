@@ -42,6 +42,7 @@ FEWEST_STEPS = 40
 LARGER_BATCH = 1.2
 """A step on a batch this many times the median one is slow for a reason, and no outlier."""
 
+_ABSURD = 1e18  # seconds, steps or elements that no run has
 _QUANTILES = {"0.5": 0.50, "0.9": 0.90, "0.95": 0.95, "0.99": 0.99}
 _PHASE_COLUMNS = {
     "data": Column.DATA,
@@ -97,7 +98,19 @@ def identity_gauges(snapshot: Snapshot) -> dict[str, float]:
 def settled(ring: Sequence[Row]) -> list[Row]:
     """The steps of a ring that medians may be taken of: after warm-up, not tagged."""
     left_out = Tag.EPOCH_START | Tag.EVALUATION | Tag.COMPILE
-    return [row for row in ring if row[Column.NUMBER] > WARM_UP_STEPS and not int(row[Column.TAGS]) & left_out]
+    return [
+        row
+        for row in ring
+        if row[Column.NUMBER] > WARM_UP_STEPS and _sound(row) and not int(row[Column.TAGS]) & left_out
+    ]
+
+
+def _sound(row: Row) -> bool:
+    """Whether the numbers can be reckoned with: a record is somebody else's file."""
+    if sum(map(abs, row)) < _ABSURD:  # the usual case, and the fast one
+        return True
+    known = all(not math.isnan(row[column]) for column in (Column.END, Column.TOTAL, Column.TAGS))
+    return known and not any(abs(cell) >= _ABSURD for cell in row)
 
 
 def window_gauges(rows: Sequence[Row]) -> dict[str, float]:

@@ -46,6 +46,7 @@ __all__ = ["Observation", "RecordError", "Snapshot", "leased", "parse", "read", 
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _HEADER = struct.Struct(f"{len(Word)}Q")
+_ABSURD = 1e18  # no reading of ours is this large; NaN, infinities and what would overflow a sum are "not known"
 _HOSTILE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What taking apart JSON of any shape can raise."""
 
@@ -217,7 +218,7 @@ def parse(path: Path, uid: int, up: bool, pread: Callable[[int, int], bytes]) ->
         values={
             series_key(name, labels): number
             for (name, labels), number in zip(series, numbers, strict=False)
-            if number == number  # NaN is "not known"
+            if -_ABSURD < number < _ABSURD
         },
         series=tuple(series[:count]),
         ring=_ring(words[Word.RING_HEAD], pread),
@@ -267,6 +268,8 @@ def _observations(count: int, pread: Callable[[int, int], bytes]) -> Iterator[Ob
             sequence, size, magnitude, step = SLOT.unpack_from(data)
             if sequence % 2 or pread(8, at) != data[:8]:
                 continue
+            if not -_ABSURD < magnitude < _ABSURD:
+                break
             with contextlib.suppress(*_HOSTILE):
                 text = json.loads(data[SLOT.size : SLOT.size + size])
                 yield Observation(str(text["rule"]), str(text["where"]), str(text["evidence"]), magnitude, step)

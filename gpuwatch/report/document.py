@@ -1,0 +1,324 @@
+"""A run as data: the JSON that ``gpuwatch report --json`` prints, and what every other rendering starts from.
+
+Times are in seconds, sizes in bytes, shares between 0 and 1. What is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TypedDict
+
+from gpuwatch.advisor import Finding, advise, worth
+from gpuwatch.catalog import (
+    ALLOC_RETRIES,
+    BATCHES,
+    BETWEEN_SECONDS,
+    DEVICE_ACTIVE_PEAK,
+    DEVICE_ALLOCATED,
+    DEVICE_CAPACITY,
+    DEVICE_RESERVED,
+    EPOCH_START_SECONDS,
+    EPOCH_STARTS,
+    EVALUATION_FORWARDS,
+    EVALUATION_SECONDS,
+    HOST_IN_USE,
+    HOST_PEAK,
+    HOST_RESIDENT,
+    OOMS,
+    PHASE_SECONDS,
+    PHASES,
+    RANK_EXIT_INFO,
+    WINDOW_STEP_SECONDS,
+)
+from gpuwatch.expr import Metric, series_key
+from gpuwatch.history import settled, window_gauges
+from gpuwatch.layout import State
+from gpuwatch.reader import Snapshot
+
+STATES = ("killed", "exception", "running", "detached", "clean")
+"""States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
+
+_KILLED = "gone without an end mark: killed, or crashed in native code"
+_EXCEPTION = "ended by an exception"
+_QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
+
+
+class PhaseTime(TypedDict):
+    """Time in a phase, and its share of all time in training steps."""
+
+    seconds: float | None
+    share: float | None
+
+
+class TimePart(TypedDict):
+    """Where the time went. Seconds of several ranks are their mean, ``step_seconds`` the slowest rank's."""
+
+    steps: int
+    batches: int | None
+    seconds: float | None
+    steps_per_second: float | None
+    step_seconds: dict[str, float | None]
+    phases: dict[str, PhaseTime]
+    evaluation_seconds: float | None
+    evaluation_forwards: int | None
+    epoch_start_seconds: float | None
+    epoch_starts: int | None
+    between_seconds: float | None
+
+
+class MemoryPart(TypedDict):
+    """Memory in bytes; of several ranks the largest."""
+
+    host_resident_bytes: int | None
+    host_peak_bytes: int | None
+    host_in_use_bytes: int | None
+    device_allocated_bytes: int | None
+    device_active_peak_bytes: int | None
+    device_reserved_bytes: int | None
+    device_capacity_bytes: int | None
+    alloc_retries: int | None
+    ooms: int | None
+
+
+class RankPart(TypedDict):
+    """One rank in short."""
+
+    rank: int
+    state: str
+    cause: str | None
+    pid: int
+    steps: int
+    steps_per_second: float | None
+    step_seconds: dict[str, float | None]
+    data_share: float | None
+    host_peak_bytes: int | None
+    device_active_peak_bytes: int | None
+    record: str
+
+
+class RunPart(TypedDict):
+    """What ran, and how it ended."""
+
+    name: str
+    state: str
+    cause: str | None
+    started: str
+    ended: str | None
+    run_seconds: float
+    steps: int
+    world_size: int | None
+    script: str | None
+    python: str | None
+    torch: str | None
+    device: str | None
+    record: str
+    ranks: list[RankPart]
+
+
+class Document(TypedDict):
+    """A run: what ran, its time, its memory and its findings, most valuable first."""
+
+    run: RunPart
+    time: TimePart
+    memory: MemoryPart
+    findings: list[dict[str, object]]
+
+
+def document(snapshots: Sequence[Snapshot]) -> Document:
+    """Everything known of one run, from one snapshot per rank (see :func:`gpuwatch.report.runs.find_run`)."""
+    if not snapshots:
+        raise ValueError("a run has at least one rank")
+    return {
+        "run": _run(snapshots),
+        "time": _mean_time([time_of(snapshot) for snapshot in snapshots]),
+        "memory": _largest_memory([memory_of(snapshot) for snapshot in snapshots]),
+        "findings": findings_of(snapshots),
+    }
+
+
+def state_of(snapshot: Snapshot) -> str:
+    """How far a rank got, one of STATES."""
+    ended = {State.CLEAN: "clean", State.EXCEPTION: "exception", State.DETACHED: "detached"}
+    return ended.get(snapshot.state, "running" if snapshot.up else "killed")
+
+
+def cause_of(snapshot: Snapshot) -> str | None:
+    """Why a rank ended, in words; None while it runs or when nothing is wrong."""
+    for name, labels in snapshot.series:
+        if name == RANK_EXIT_INFO.name and labels.get("cause"):
+            return labels["cause"]
+    return {"killed": _KILLED, "exception": _EXCEPTION}.get(state_of(snapshot))
+
+
+def time_of(snapshot: Snapshot) -> TimePart:
+    """Where a rank's time went. Steps per second leave out evaluation and the wait for an epoch's first batch."""
+    spent = {phase: _value(snapshot, PHASE_SECONDS, phase=phase) for phase in PHASES}
+    known = [seconds for seconds in spent.values() if seconds is not None]
+    total = math.fsum(known) if known else None
+    gauges = window_gauges(settled(snapshot.ring))
+    quantiles = {name: series_key(WINDOW_STEP_SECONDS.name, {"quantile": text}) for name, text in _QUANTILES.items()}
+    return {
+        "steps": snapshot.step,
+        "batches": _count(snapshot, BATCHES),
+        "seconds": total,
+        "steps_per_second": snapshot.step / total if total else None,
+        "step_seconds": {name: gauges.get(key) for name, key in quantiles.items()},
+        "phases": {phase: _share(seconds, total) for phase, seconds in spent.items()},
+        "evaluation_seconds": _value(snapshot, EVALUATION_SECONDS),
+        "evaluation_forwards": _count(snapshot, EVALUATION_FORWARDS),
+        "epoch_start_seconds": _value(snapshot, EPOCH_START_SECONDS),
+        "epoch_starts": _count(snapshot, EPOCH_STARTS),
+        "between_seconds": _value(snapshot, BETWEEN_SECONDS),
+    }
+
+
+def memory_of(snapshot: Snapshot) -> MemoryPart:
+    """A rank's memory."""
+    return {
+        "host_resident_bytes": _count(snapshot, HOST_RESIDENT),
+        "host_peak_bytes": _count(snapshot, HOST_PEAK),
+        "host_in_use_bytes": _count(snapshot, HOST_IN_USE),
+        "device_allocated_bytes": _count(snapshot, DEVICE_ALLOCATED),
+        "device_active_peak_bytes": _count(snapshot, DEVICE_ACTIVE_PEAK),
+        "device_reserved_bytes": _count(snapshot, DEVICE_RESERVED),
+        "device_capacity_bytes": _count(snapshot, DEVICE_CAPACITY),
+        "alloc_retries": _count(snapshot, ALLOC_RETRIES),
+        "ooms": _count(snapshot, OOMS),
+    }
+
+
+def findings_of(snapshots: Sequence[Snapshot]) -> list[dict[str, object]]:
+    """The findings, most valuable first. One that several ranks share is said once, with the rank it weighs most on."""
+    found: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
+    for snapshot in snapshots:
+        for finding in advise(snapshot):
+            found.setdefault((finding.rule, finding.where), []).append((finding, snapshot.rank))
+    heaviest = [max(shared, key=lambda pair: worth(pair[0])) for shared in found.values()]
+    told = []
+    for finding, rank in sorted(heaviest, key=lambda pair: worth(pair[0]), reverse=True):
+        content = finding.as_dict()
+        if len(snapshots) > 1:
+            content["rank"] = rank
+            content["ranks"] = [other for _, other in found[finding.rule, finding.where]]
+        told.append(content)
+    return told
+
+
+def _run(snapshots: Sequence[Snapshot]) -> RunPart:
+    first = snapshots[0]
+    ranks = [_rank(snapshot) for snapshot in snapshots]
+    worst = min(ranks, key=lambda rank: STATES.index(rank["state"]))
+    cause = worst["cause"]
+    ends = [snapshot.ended for snapshot in snapshots if snapshot.ended is not None]
+    return {
+        "name": first.run,
+        "state": worst["state"],
+        "cause": f"rank {worst['rank']}: {cause}" if cause and len(ranks) > 1 else cause,
+        "started": _iso(min(snapshot.created for snapshot in snapshots)),
+        "ended": _iso(max(ends)) if len(ends) == len(snapshots) else None,
+        "run_seconds": max(snapshot.run_seconds for snapshot in snapshots),
+        "steps": max(snapshot.step for snapshot in snapshots),
+        "world_size": _whole(first.identity, "world_size"),
+        "script": _text(first.identity, "script"),
+        "python": _text(first.identity, "python"),
+        "torch": _text(first.identity, "torch"),
+        "device": _text(first.identity, "device"),
+        "record": str(first.path),
+        "ranks": ranks,
+    }
+
+
+def _rank(snapshot: Snapshot) -> RankPart:
+    time, memory = time_of(snapshot), memory_of(snapshot)
+    return {
+        "rank": snapshot.rank,
+        "state": state_of(snapshot),
+        "cause": cause_of(snapshot),
+        "pid": snapshot.pid,
+        "steps": snapshot.step,
+        "steps_per_second": time["steps_per_second"],
+        "step_seconds": time["step_seconds"],
+        "data_share": time["phases"]["data"]["share"],
+        "host_peak_bytes": memory["host_peak_bytes"],
+        "device_active_peak_bytes": memory["device_active_peak_bytes"],
+        "record": str(snapshot.path),
+    }
+
+
+def _mean_time(times: Sequence[TimePart]) -> TimePart:
+    if len(times) == 1:
+        return times[0]
+    steps = max(time["steps"] for time in times)
+    spent = {phase: _mean([time["phases"][phase]["seconds"] for time in times]) for phase in PHASES}
+    known = [seconds for seconds in spent.values() if seconds is not None]
+    total = math.fsum(known) if known else None
+    return {
+        "steps": steps,
+        "batches": _largest([time["batches"] for time in times]),
+        "seconds": total,
+        "steps_per_second": _mean([time["steps_per_second"] for time in times]),
+        "step_seconds": {name: _longest([time["step_seconds"][name] for time in times]) for name in _QUANTILES},
+        "phases": {phase: _share(seconds, total) for phase, seconds in spent.items()},
+        "evaluation_seconds": _mean([time["evaluation_seconds"] for time in times]),
+        "evaluation_forwards": _largest([time["evaluation_forwards"] for time in times]),
+        "epoch_start_seconds": _mean([time["epoch_start_seconds"] for time in times]),
+        "epoch_starts": _largest([time["epoch_starts"] for time in times]),
+        "between_seconds": _mean([time["between_seconds"] for time in times]),
+    }
+
+
+def _largest_memory(memories: Sequence[MemoryPart]) -> MemoryPart:
+    return {
+        "host_resident_bytes": _largest([memory["host_resident_bytes"] for memory in memories]),
+        "host_peak_bytes": _largest([memory["host_peak_bytes"] for memory in memories]),
+        "host_in_use_bytes": _largest([memory["host_in_use_bytes"] for memory in memories]),
+        "device_allocated_bytes": _largest([memory["device_allocated_bytes"] for memory in memories]),
+        "device_active_peak_bytes": _largest([memory["device_active_peak_bytes"] for memory in memories]),
+        "device_reserved_bytes": _largest([memory["device_reserved_bytes"] for memory in memories]),
+        "device_capacity_bytes": _largest([memory["device_capacity_bytes"] for memory in memories]),
+        "alloc_retries": _largest([memory["alloc_retries"] for memory in memories]),
+        "ooms": _largest([memory["ooms"] for memory in memories]),
+    }
+
+
+def _value(snapshot: Snapshot, metric: Metric, **labels: str) -> float | None:
+    number = snapshot.values.get(series_key(metric.name, labels))
+    return number if number is not None and math.isfinite(number) else None
+
+
+def _count(snapshot: Snapshot, metric: Metric) -> int | None:
+    number = _value(snapshot, metric)
+    return None if number is None else round(number)
+
+
+def _share(seconds: float | None, total: float | None) -> PhaseTime:
+    return {"seconds": seconds, "share": seconds / total if seconds is not None and total else None}
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _longest(numbers: Sequence[float | None]) -> float | None:
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def _largest(numbers: Sequence[int | None]) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
+
+
+def _text(identity: Mapping[str, object], name: str) -> str | None:
+    return None if identity.get(name) is None else str(identity[name])
+
+
+def _whole(identity: Mapping[str, object], name: str) -> int | None:
+    number = identity.get(name)
+    return number if isinstance(number, int) else None
