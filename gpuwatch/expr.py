@@ -87,7 +87,8 @@ class Const(Expr):
         return self.number
 
     def promql(self) -> str:
-        return f"{self.number:g}"
+        # Every digit: with ``:g`` a limit of 2 GiB would be another one than in Python.
+        return repr(self.number).removesuffix(".0")
 
     def metrics(self) -> frozenset[str]:
         return frozenset()
@@ -211,7 +212,7 @@ class AverageOverTime(Expr):
 
 @dataclass(frozen=True)
 class BinOp(Expr):
-    """Arithmetic. Division by zero is unknown, as it is a dropped sample to a reader of Prometheus."""
+    """Arithmetic. Division by zero is unknown: Prometheus would call it infinite, so there its divisor is left out."""
 
     symbol: str
     left: Expr
@@ -230,7 +231,10 @@ class BinOp(Expr):
         return left / right if right else None
 
     def promql(self) -> str:
-        return f"({self.left.promql()} {self.symbol} {self.right.promql()})"
+        right = self.right.promql()
+        if self.symbol == "/" and not isinstance(self.right, Const):
+            right = f"({right} != 0)"
+        return f"({self.left.promql()} {self.symbol} {right})"
 
     def metrics(self) -> frozenset[str]:
         return self.left.metrics() | self.right.metrics()

@@ -1,0 +1,270 @@
+"""Panels and dashboards. The only file that touches grafanalib, which writes old forms: see ``normalise``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafanalib._gen import DashboardEncoder
+from grafanalib.core import (
+    Dashboard,
+    GridPos,
+    RowPanel,
+    Stat,
+    Table,
+    Target,
+    Template,
+    Templating,
+    Threshold,
+    Time,
+    TimeSeries,
+)
+
+from dashboards.normalise import normalised
+
+WIDTH = 24
+"""Columns of Grafana's grid."""
+
+SCHEMA_VERSION = 39
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a panel asks Prometheus, and how its series are called."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A line on a panel: from this value on the panel turns to this color."""
+
+    value: float
+    color: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link below a panel's title."""
+
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel that has no place yet: ``draw`` makes it for a column and a line of the grid."""
+
+    width: int
+    height: int
+    draw: Callable[[int, int], Any]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the dashboard: the values of a label (``query``), or a text to edit (``text``)."""
+
+    name: str
+    label: str
+    query: str = ""
+    text: str = ""
+
+
+def row(title: str) -> Panel:
+    """A heading across the grid."""
+    return Panel(WIDTH, 1, lambda x, y: RowPanel(title=title, gridPos=GridPos(h=1, w=WIDTH, x=x, y=y)))
+
+
+def stat(
+    title: str,
+    description: str,
+    query: Query,
+    unit: str,
+    *,
+    width: int = 4,
+    decimals: int | None = None,
+    limits: Sequence[Limit] = (),
+) -> Panel:
+    """One number."""
+    return Panel(
+        width,
+        4,
+        lambda x, y: Stat(
+            **_common(title, description, width, 4, x, y),
+            targets=_targets([query]),
+            format=unit,
+            decimals=decimals,
+            reduceCalc="lastNotNull",
+            colorMode="value" if limits else "none",
+            graphMode="none",
+            noValue="no data",
+            thresholds=_steps(limits),
+        ),
+    )
+
+
+def timeseries(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    unit: str,
+    *,
+    width: int = 12,
+    stacked: bool = False,
+    top: int | None = None,
+    limits: Sequence[Limit] = (),
+    links: Sequence[Link] = (),
+) -> Panel:
+    """Lines over time; ``limits`` are drawn across them, ``top`` fixes the upper end of the axis."""
+    return Panel(
+        width,
+        8,
+        lambda x, y: TimeSeries(
+            **_common(title, description, width, 8, x, y),
+            targets=_targets(queries),
+            unit=unit,
+            valueMin=0,
+            valueMax=top,
+            fillOpacity=60 if stacked else 5,
+            stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none"},
+            showPoints="never",
+            tooltipMode="multi",
+            tooltipSort="desc",
+            thresholds=_steps(limits),
+            thresholdsStyleMode="dashed" if limits else "off",
+            links=[{"title": link.title, "url": link.url, "targetBlank": True} for link in links],
+        ),
+    )
+
+
+def table(
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    columns: Mapping[str, str],
+    unit: str = "short",
+    width: int = WIDTH,
+    height: int = 8,
+    links: Mapping[str, Link] | None = None,
+) -> Panel:
+    """The present series as lines; ``columns`` maps the labels to show, in order, to their headings."""
+    hidden = {"Time": True, "__name__": True, **({} if "Value" in columns else {"Value": True})}
+    overrides = [
+        {
+            "matcher": {"id": "byName", "options": columns[label]},
+            "properties": [{"id": "links", "value": [{"title": link.title, "url": link.url, "targetBlank": True}]}],
+        }
+        for label, link in (links or {}).items()
+    ]
+    shown = [
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
+        {
+            "id": "organize",
+            "options": {
+                "excludeByName": hidden,
+                "indexByName": {label: index for index, label in enumerate(columns)},
+                "renameByName": dict(columns),
+            },
+        },
+    ]
+    return Panel(
+        width,
+        height,
+        lambda x, y: Table(
+            **_common(title, description, width, height, x, y),
+            targets=_targets([query], instant=True),
+            unit=unit,
+            overrides=overrides,
+            transformations=shown,
+        ),
+    )
+
+
+def board(
+    title: str, uid: str, description: str, variables: Sequence[Variable], panels: Sequence[Panel], tags: Sequence[str]
+) -> str:
+    """The dashboard as JSON: panels from left to right, a new line where one does not fit."""
+    drawn = Dashboard(
+        title=title,
+        uid=uid,
+        description=description,
+        tags=list(tags),
+        timezone="browser",
+        editable=False,
+        schemaVersion=SCHEMA_VERSION,
+        refresh="30s",
+        time=Time("now-1h", "now"),
+        graphTooltip=1,
+        templating=Templating(list=[_source(), *map(_variable, variables)]),
+        panels=_placed(panels),
+    ).auto_panel_ids()
+    plain: dict[str, Any] = json.loads(json.dumps(drawn.to_json_data(), cls=DashboardEncoder))
+    return json.dumps(normalised(plain), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _placed(panels: Sequence[Panel]) -> list[Any]:
+    drawn, x, y, height = [], 0, 0, 0
+    for panel in panels:
+        if x + panel.width > WIDTH:
+            x, y, height = 0, y + height, 0
+        drawn.append(panel.draw(x, y))
+        x, height = x + panel.width, max(height, panel.height)
+    return drawn
+
+
+def _common(title: str, description: str, width: int, height: int, x: int, y: int) -> dict[str, Any]:
+    return {
+        "title": title,
+        "description": description,
+        "dataSource": SOURCE,
+        "gridPos": GridPos(h=height, w=width, x=x, y=y),
+        "maxDataPoints": None,
+    }
+
+
+def _targets(queries: Sequence[Query], instant: bool = False) -> list[Any]:
+    return [
+        Target(
+            expr=query.expr,
+            legendFormat=query.legend,
+            refId=chr(ord("A") + index),
+            datasource=SOURCE,
+            instant=instant,
+            format="table" if instant else "time_series",
+        )
+        for index, query in enumerate(queries)
+    ]
+
+
+def _steps(limits: Sequence[Limit]) -> list[Any]:
+    if not limits:
+        return []
+    base = Threshold("green", 0, 0.0)  # its value is written as null: from minus infinity on
+    ordered = sorted(limits, key=lambda limit: limit.value)
+    return [base, *(Threshold(limit.color, index, float(limit.value)) for index, limit in enumerate(ordered, 1))]
+
+
+def _source() -> Any:
+    return Template(name="datasource", label="Data source", type="datasource", query="prometheus")
+
+
+def _variable(variable: Variable) -> Any:
+    if not variable.query:
+        return Template(
+            name=variable.name, label=variable.label, type="textbox", query=variable.text, default=variable.text
+        )
+    return Template(
+        name=variable.name,
+        label=variable.label,
+        query=variable.query,
+        dataSource=SOURCE,
+        includeAll=True,
+        multi=True,
+        allValue=".+",
+        refresh=2,
+    )

@@ -1,0 +1,76 @@
+"""PromQL for panels, from the catalog's metrics and the rulebook's expressions.
+
+Every query is narrowed by the dashboard's variables. Readings of a GPU carry no run: they are shown for the nodes on
+which the chosen ranks run.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpuwatch.catalog import METRICS, RANK_UP
+from gpuwatch.expr import Expr, Metric, series_key
+
+SELECTORS = {
+    "rank": 'job=~"$job", run=~"$run", rank=~"$rank"',
+    "gpu": 'job=~"$job"',
+    "node": 'job=~"$job"',
+}
+"""The variables that narrow a metric, by its scope."""
+
+RATE_WINDOW = "$__rate_interval"
+
+UNITS = {
+    "seconds": "s",
+    "bytes": "bytes",
+    "ratio": "percentunit",
+    "celsius": "celsius",
+    "hertz": "hertz",
+    "watts": "watt",
+}
+"""Grafana's ids of the catalog's units."""
+
+ALERTS = 'ALERTS{alertname=~"Gpuwatch.+", alertstate="firing", %s}'
+
+
+def select(metric: Metric, suffix: str = "") -> str:
+    """The metric's series of the chosen ranks, or of their nodes; ``suffix`` is a histogram's ``_bucket`` and so on."""
+    own = series_key("", dict(metric.only)).strip("{}")
+    text = f"{metric.name}{suffix}{{{', '.join(part for part in (SELECTORS[metric.scope], own) if part)}}}"
+    return text if metric.scope == "rank" else f"({text} and on (job, instance) {select(RANK_UP)})"
+
+
+def rate(metric: Metric, suffix: str = "") -> str:
+    """Growth per second of a rank's counter, over Grafana's own window."""
+    if metric.scope != "rank":
+        raise ValueError(f"{metric.name} is no reading of a rank: a rate of a joined selection is no valid query")
+    return f"rate({select(metric, suffix)}[{RATE_WINDOW}])"
+
+
+def quantile(share: float, metric: Metric) -> str:
+    """A quantile of a histogram over the chosen ranks."""
+    return f"histogram_quantile({share:g}, sum by (le) ({rate(metric, '_bucket')}))"
+
+
+def expression(expr: Expr) -> str:
+    """An expression of the rulebook, as its rule reads it, narrowed by the variables."""
+    text = expr.promql()
+    for name in expr.metrics():
+        selectors = SELECTORS[METRICS[name].scope]
+        text = re.sub(
+            rf"\b{name}\b(?:{{([^}}]*)}})?",
+            lambda found, name=name, selectors=selectors: (  # type: ignore[misc]
+                f"{name}{{{selectors}{', ' + found[1] if found[1] else ''}}}"
+            ),
+            text,
+        )
+    if all(METRICS[name].scope == "rank" for name in expr.metrics()):
+        return text
+    return f"{text} and on (job, instance) {select(RANK_UP)}"
+
+
+def alerts() -> str:
+    """The firing alerts of the chosen ranks, and of the GPUs of their nodes."""
+    ranks = ALERTS % SELECTORS["rank"]
+    gpus = ALERTS % (SELECTORS["gpu"] + ', gpu!=""')
+    return f"{ranks} or ({gpus} and on (job, instance) {select(RANK_UP)})"

@@ -1,0 +1,1 @@
+"""Renderers: the rulebook in, text out. They read and write nothing themselves."""

@@ -1,0 +1,43 @@
+"""The techniques that rules recommend, by the ids they name."""
+
+from __future__ import annotations
+
+TECHNIQUES: dict[str, str] = {
+    "T01": "asynchronous data loading and the number of workers",
+    "T02": "pinned memory and asynchronous copies",
+    "T03": "cached and pre-decoded data sets",
+    "T04": "augmentation on the accelerator",
+    "T05": "no gradients in validation and inference",
+    "T06": "no bias before batch norm",
+    "T07": "gradients to None",
+    "T08": "fused pointwise operations and kernels",
+    "T09": "channels_last memory format",
+    "T10": "activation checkpointing",
+    "T11": "debugging switches off",
+    "T12": "mixed precision and loss scaling",
+    "T13": "data parallelism",
+    "T14": "model parallelism and sharding",
+    "T15": "gradient accumulation",
+    "T16": "efficient optimizers",
+    "T17": "no stray graphs: detach",
+    "T18": "use of the accelerator",
+    "T19": "cudnn.benchmark",
+    "T20": "pruning",
+    "T21": "quantisation and deployment compilers",
+    "T22": "matching CUDA, cuDNN and driver versions",
+    "T23": "allocator settings against fragmentation",
+    "T24": "sparing use of cache and garbage collection",
+    "T25": "gradient compression and overlapped communication",
+    "T26": "load balance across ranks",
+    "T27": "efficient attention",
+    "T28": "memory statistics by module",
+    "T29": "scheduled profiling",
+    "T30": "a bounded scan for leaked tensors",
+    "T31": "streams: copies beside compute",
+    "T32": "clocks and persistence mode",
+    "T33": "in-place operations",
+    "T34": "fewer synchronisation points",
+    "T35": "larger batches where memory is free",
+    "T36": "custom kernels where no fused path exists",
+}
+"""What each technique is, in words."""
