@@ -79,7 +79,7 @@ CPU_BUDGET = _rank(
 
 # -- the recent window, computed by the reader from the record's ring of steps -----------------------------------------
 WINDOW_STEP_SECONDS = _rank(
-    "window_step_seconds", "gauge", "seconds", "Quantiles of recent untagged steps.", "quantile"
+    "window_step_seconds", "summary", "seconds", "Quantiles of recent untagged steps.", "quantile"
 )
 WINDOW_WAIT_SECONDS = _rank("window_data_wait_seconds", "gauge", "seconds", "Median recent wait for a batch.")
 WINDOW_SLOW_RATIO = _rank(

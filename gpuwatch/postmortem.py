@@ -1,0 +1,76 @@
+"""What is written down of a rank whose process died without an end mark: one JSON file beside the records."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+from gpuwatch.advisor import advise
+from gpuwatch.lifecycle import last_seen
+from gpuwatch.reader import Snapshot
+from gpuwatch.report.document import cause_of, state_of
+
+DIRECTORY = "post-mortem"
+KEPT = 256
+"""Post-mortems kept; older ones go, since a job that dies at every start would fill the disk."""
+
+
+def document(snapshot: Snapshot) -> dict[str, object]:
+    """The post-mortem of a rank, as JSON."""
+    return {
+        "run": snapshot.run,
+        "rank": snapshot.rank,
+        "pid": snapshot.pid,
+        "cause": state_of(snapshot),
+        "explanation": cause_of(snapshot),
+        "started": snapshot.created,
+        "last_seen": last_seen(snapshot),
+        "last_step": snapshot.step,
+        "last_phase": snapshot.phase.name.lower(),
+        "findings": [finding.as_dict() for finding in advise(snapshot)],
+    }
+
+
+def write(directory: Path, snapshot: Snapshot) -> Path | None:
+    """Write a rank's post-mortem once; returns the new file, None when there is one already.
+
+    Raises OSError when it cannot be written, or when the directory of post-mortems is somebody else's.
+    """
+    folder = directory / DIRECTORY
+    folder.mkdir(mode=0o700, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(place).st_uid != os.geteuid():
+            raise PermissionError(0, "the directory belongs to another user", str(folder))
+        name = f"{snapshot.path.stem}.json"
+        if _exists(name, place):
+            return None
+        hidden = f".{name}.new"
+        file = os.open(
+            hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place
+        )
+        with open(file, "w", encoding="utf-8") as text:
+            json.dump(document(snapshot), text, indent=2)
+            text.write("\n")
+        os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
+        _remove_old(place)
+        return folder / name
+    finally:
+        os.close(place)
+
+
+def _exists(name: str, place: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _remove_old(place: int) -> None:
+    names = [name for name in os.listdir(place) if name.endswith(".json")]
+    if len(names) > KEPT:
+        names.sort(key=lambda name: os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns)
+        for name in names[:-KEPT]:
+            os.unlink(name, dir_fd=place)

@@ -1,0 +1,163 @@
+"""A GPU's recent past: NVML is asked every second in a thread of its own, and the last minutes are kept.
+
+Whoever scrapes or looks at a page takes the last sample and never waits for a driver, which may be stuck. A sample
+that is no longer fresh is not shown at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gpuwatch.catalog import (
+    CLOCK_REASONS,
+    GPU_CLOCK_REASON,
+    GPU_ECC_UNCORRECTED,
+    GPU_ENERGY,
+    GPU_INFO,
+    GPU_MEMORY_RESERVED,
+    GPU_MEMORY_TOTAL,
+    GPU_MEMORY_USED,
+    GPU_POWER,
+    GPU_POWER_LIMIT,
+    GPU_PROCESSES,
+    GPU_SM_CLOCK,
+    GPU_SM_CLOCK_MAX,
+    GPU_TEMPERATURE,
+    GPU_THROTTLED,
+    GPU_UTILIZATION,
+)
+from gpuwatch.expr import History, Metric, series_key
+from gpuwatch.nvml import GpuReading, NvmlUnavailable
+
+PERIOD_SECONDS = 1.0
+KEPT_SAMPLES = 300
+FRESH_SECONDS = 5.0
+"""A sample older than this says nothing about now: the driver does not answer."""
+
+FEWEST_SAMPLES = 10
+"""Samples below which nothing is judged: a moment is no finding."""
+
+THERMAL = CLOCK_REASONS["sw_thermal"] | CLOCK_REASONS["hw_thermal"] | CLOCK_REASONS["hw_power_brake"]
+"""Clock reasons that are a fault of cooling or power; the normal power cap is none."""
+
+NOT_YET = "no GPU telemetry yet: NVML has not answered"
+STUCK = f"no GPU telemetry: NVML has not answered for {FRESH_SECONDS:g} s; the driver may be stuck"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """All GPUs at one time. ``taken`` is monotonic, ``taken_at`` Unix time, ``seconds`` how long it took."""
+
+    taken: float
+    taken_at: float
+    seconds: float
+    readings: tuple[GpuReading, ...]
+
+
+class Sampler:
+    """Takes samples in a daemon thread. What :meth:`latest` and the rest give is a copy, for any thread."""
+
+    def __init__(self, read: Callable[[], Sequence[GpuReading]], period_seconds: float = PERIOD_SECONDS) -> None:
+        self._read = read
+        self._period_seconds = period_seconds
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._unavailable: str | None = NOT_YET
+        self._stopped = threading.Event()
+        # A daemon thread: one that is stuck in the driver must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="gpuwatch-nvml", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more samples; does not wait for a driver that is stuck."""
+        self._stopped.set()
+
+    def latest(self) -> Sample | None:
+        """The last sample, None when it is not fresh or when NVML said at the last try that it is not there."""
+        with self._lock:
+            if self._unavailable is not None or not self._samples:
+                return None
+            sample = self._samples[-1]
+        return sample if time.monotonic() - sample.taken <= FRESH_SECONDS else None
+
+    def last_collected(self) -> Sample | None:
+        """The last sample however old."""
+        with self._lock:
+            return self._samples[-1] if self._samples else None
+
+    def unavailable(self) -> str | None:
+        """Why there is no fresh sample, in one line; None when there is one."""
+        if self.latest() is not None:
+            return None
+        with self._lock:
+            return self._unavailable or STUCK
+
+    def history(self, gpu: GpuReading) -> History:
+        """What the rules read of this GPU; empty before there are enough samples."""
+        with self._lock:
+            samples = list(self._samples)
+        history: dict[str, list[tuple[float, float]]] = {}
+        mine = [
+            (sample.taken, reading)
+            for sample in samples
+            for reading in sample.readings
+            if (reading.index, reading.uuid) == (gpu.index, gpu.uuid)
+        ]
+        if len(mine) < FEWEST_SAMPLES:
+            return {}
+        for taken, reading in mine:
+            for metric, labels, number in gpu_series(reading):
+                key = series_key(metric.name, dict(zip(metric.labels, labels, strict=True)))
+                history.setdefault(key, []).append((taken, number))
+        return history
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            try:
+                readings = tuple(self._read())
+            except NvmlUnavailable as reason:
+                with self._lock:
+                    self._unavailable = str(reason)
+            else:
+                now = time.monotonic()
+                with self._lock:
+                    self._unavailable = None
+                    self._samples.append(Sample(now, time.time(), now - began, readings))
+            self._stopped.wait(self._period_seconds)
+
+
+def gpu_series(reading: GpuReading) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
+    """A reading as (metric, values of the metric's own labels, number); what is not known is left out."""
+    yield GPU_INFO, (reading.name or "", reading.pci_bus_id or ""), 1.0
+    numbers = (
+        (GPU_UTILIZATION, reading.utilization_ratio),
+        (GPU_MEMORY_USED, reading.memory_used_bytes),
+        (GPU_MEMORY_RESERVED, reading.memory_reserved_bytes),
+        (GPU_MEMORY_TOTAL, reading.memory_total_bytes),
+        (GPU_POWER, reading.power_watts),
+        (GPU_POWER_LIMIT, reading.power_limit_watts),
+        (GPU_ENERGY, reading.energy_joules),
+        (GPU_TEMPERATURE, reading.temperature_celsius),
+        (GPU_SM_CLOCK, reading.sm_clock_hertz),
+        (GPU_SM_CLOCK_MAX, reading.sm_clock_max_hertz),
+        (GPU_PROCESSES, None if reading.processes is None else len(reading.processes)),
+        (GPU_ECC_UNCORRECTED, reading.ecc_uncorrected),
+    )
+    yield from ((metric, (), float(number)) for metric, number in numbers if number is not None)
+    if reading.clock_reasons is not None:
+        for reason, bit in CLOCK_REASONS.items():
+            yield GPU_CLOCK_REASON, (reason,), float(bool(reading.clock_reasons & bit))
+        yield GPU_THROTTLED, (), float(bool(reading.clock_reasons & THERMAL))
+
+
+def gpu_labels(reading: GpuReading) -> tuple[str, str]:
+    """The values of the labels that identify a GPU: its index and its uuid."""
+    return str(reading.index), reading.uuid or ""
