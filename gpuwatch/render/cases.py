@@ -6,25 +6,20 @@ the two readings must agree.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwatch.advisor import severity_of
 from gpuwatch.catalog import METRICS, OBSERVATION
-from gpuwatch.expr import Compare, Expr, History, Observed, Rate
+from gpuwatch.expr import Compare, Expr, Observed, Rate
 from gpuwatch.render.conditions import comparisons, shown
+from gpuwatch.render.edges import Edge, Series, edge, history, joins, parts_of
 from gpuwatch.rulebook import Example, Rule
-from gpuwatch.rulebook.rule import MINUTE
-
-Series = Mapping[str, Sequence[float]]
-"""Readings of one owner, one a minute. NaN stands for a minute without a reading."""
 
 Owner = tuple[tuple[str, str], ...]
 """The labels that say whose readings they are, the scrape's ``instance`` among them."""
-
-NEAR = 0.07
-"""How far a made reading stays from a limit, as a share of it: nearer than any change of a limit that matters."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +49,11 @@ def cases_of(rule: Rule) -> Iterator[Case]:
     firing = [example for example in rule.examples if example.fires]
     quiet = [example for example in rule.examples if not example.fires]
     yield from (_example(rule, example) for example in rule.examples)
-    yield from _edges(rule, firing)
+    yield from _edges(rule)
     yield from _missing(rule, firing[0])
-    yield from _mixed(rule, firing[0])
-    yield from (case for example in quiet for case in _mixed(rule, example) if any(case.expected.values()))
+    yield from (case for example in firing for case in _halves(rule, example))
+    yield from _beside(rule, firing, quiet)
+    yield from (_foreign(rule, example) for example in quiet if _own(rule, example.series))
     yield _resolves(rule, firing[0], quiet[0])
     yield from _resets(rule, quiet)
 
@@ -82,15 +78,6 @@ def fired(rule: Rule, whose: Owner, series: Series, minute: int) -> tuple[Fired,
     return tuple(found)
 
 
-def history(series: Series, minute: int) -> History:
-    """The readings up to a minute, as samples."""
-    samples = {
-        key: [(MINUTE * index, value) for index, value in enumerate(values[: minute + 1]) if not math.isnan(value)]
-        for key, values in series.items()
-    }
-    return {key: found for key, found in samples.items() if found}
-
-
 def _example(rule: Rule, example: Example) -> Case:
     whose, last = owner(rule), _last(example.series)
     if not example.fires:
@@ -109,22 +96,21 @@ def _example(rule: Rule, example: Example) -> Case:
     return Case(example.name, {whose: example.series}, {first - 1: (), **expected} if first else expected)
 
 
-def _edges(rule: Rule, firing: Sequence[Example]) -> Iterator[Case]:
-    """Readings just below and just above each limit, from the first example in which it decides."""
-    whose = owner(rule)
-    conditions = [rule.when] if rule.critical_when is None else [rule.when, rule.critical_when]
-    for part in dict.fromkeys(part for condition in conditions for part in comparisons(condition)):
-        for example in firing:
-            last = _last(example.series)
-            moved = [_moved(part, example.series, factor) for factor in (1 - NEAR, 1 + NEAR)]
-            outcomes = [() if series is None else fired(rule, whose, series, last) for series in moved]
-            if [each.severity for each in outcomes[0]] == [each.severity for each in outcomes[1]]:
-                continue
-            for word, series, outcome in zip(("below", "above"), moved, outcomes, strict=True):
-                if series is not None:
-                    name = f"{example.name}, {_called(part.left)} just {word} {part.right.promql()}"
-                    yield Case(name, {whose: series}, {last: outcome})
-            break
+def _edges(rule: Rule) -> Iterator[Case]:
+    """Readings just on either side of each limit, from the first examples in which it decides."""
+    whose, seen = owner(rule), set()
+    for part, example in itertools.product(parts_of(rule), rule.examples):
+        found = edge(rule, part, example.series)
+        if found is None:
+            continue
+        last = _last(example.series)
+        outcomes = [fired(rule, whose, series, last) for series in (found.holds, found.fails)]
+        severities = tuple(tuple(each.severity for each in outcome) for outcome in outcomes)
+        if severities[0] == severities[1] or (part, severities) in seen:
+            continue
+        seen.add((part, severities))
+        for word, series, outcome in zip(("just", "not quite"), (found.holds, found.fails), outcomes, strict=True):
+            yield Case(f"{example.name}, {word} {_called(part)}", {whose: series}, {last: outcome})
 
 
 def _missing(rule: Rule, example: Example) -> Iterator[Case]:
@@ -137,21 +123,61 @@ def _missing(rule: Rule, example: Example) -> Iterator[Case]:
             yield Case(name, {whose: rest}, {last: fired(rule, whose, rest, last)})
 
 
-def _mixed(rule: Rule, example: Example) -> Iterator[Case]:
-    """One series of the example comes from another rank, run or node: readings of two owners must not mix."""
-    last = _last(example.series)
-    for key in example.series:
-        rest = {other: values for other, values in example.series.items() if other != key}
-        if not rest or key.partition("{")[0] not in rule.when.metrics():
-            continue
-        readings: dict[Owner, Series] = {}
-        for index, label in enumerate(("instance", *rule.owner_labels)):
-            # a node of its own for each pair; the pair differs in one label alone
-            node = {"instance": f"node-{index}:9847"}
-            readings[owner(rule, **node)] = rest
-            readings[owner(rule, **{**node, label: f"other-{label}"})] = {key: example.series[key]}
-        outcome = tuple(each for whose, series in readings.items() for each in fired(rule, whose, series, last))
-        yield Case(f"{example.name}, but {key} is another's", readings, {last: outcome})
+def _halves(rule: Rule, example: Example) -> Iterator[Case]:
+    """Two neighbours, each with one half of the condition: readings of two owners must not mix."""
+    deciding = {part: found for part in parts_of(rule) if (found := edge(rule, part, example.series))}
+    conditions = [rule.when] if rule.critical_when is None else [rule.when, rule.critical_when]
+    for join in dict.fromkeys(join for condition in conditions for join in joins(condition)):
+        left, right = (
+            _decides(rule, example, side, deciding) for side in (comparisons(join.left), comparisons(join.right))
+        )
+        if left is not None and right is not None and left != right:
+            name = f"{example.name}, but {_called(left.part)} and {_called(right.part)} are true of two neighbours"
+            yield _neighbours(rule, name, right.fails, left.fails)
+
+
+def _decides(rule: Rule, example: Example, side: Sequence[Compare], edges: Mapping[Compare, Edge]) -> Edge | None:
+    """The first of these comparisons without which the alert changes."""
+    whose, last = owner(rule), _last(example.series)
+    usual = [each.severity for each in fired(rule, whose, example.series, last)]
+    for part in side:
+        if part in edges and [each.severity for each in fired(rule, whose, edges[part].fails, last)] != usual:
+            return edges[part]
+    return None
+
+
+def _beside(rule: Rule, firing: Sequence[Example], quiet: Sequence[Example]) -> Iterator[Case]:
+    """What holds of a neighbour neither silences an alert nor changes its severity."""
+    leading = {example.severity or rule.severity: example for example in reversed(firing)}
+    for severity, example in leading.items():
+        others = [*quiet, *(other for name, other in leading.items() if name != severity)]
+        for other in others:
+            yield _neighbours(rule, f"{example.name}, beside {other.name}", example.series, other.series)
+
+
+def _neighbours(rule: Rule, name: str, one: Series, other: Series) -> Case:
+    """Pairs of owners that differ in one label alone; each pair is on a node of its own."""
+    readings: dict[Owner, Series] = {}
+    for index, label in enumerate(("instance", *rule.owner_labels)):
+        node = {"instance": f"node-{index}:9847"}
+        readings[owner(rule, **node)] = one
+        readings[owner(rule, **{**node, label: f"other-{label}"})] = other
+    last = max(_last(one), _last(other))
+    return Case(
+        name, readings, {last: tuple(each for whose in readings for each in fired(rule, whose, readings[whose], last))}
+    )
+
+
+def _foreign(rule: Rule, example: Example) -> Case:
+    """A large observation for another rule is none of this one's business."""
+    whose, last = owner(rule), _last(example.series)
+    foreign = {
+        key.replace(f'rule="{rule.id}"', 'rule="another-rule"'): [1000.0 + 100 * value for value in example.series[key]]
+        for key in _own(rule, example.series)
+    }
+    return Case(
+        f"{example.name}, beside another rule's observation", {whose: {**example.series, **foreign}}, {last: ()}
+    )
 
 
 def _resolves(rule: Rule, example: Example, quiet: Example) -> Case:
@@ -184,31 +210,6 @@ def _resets(rule: Rule, quiet: Sequence[Example]) -> Iterator[Case]:
         yield Case(f"{example.name}, counters reset", {whose: series}, {last: ()})
 
 
-def _moved(part: Compare, series: Series, factor: float) -> Series | None:
-    """The series with one of them scaled so that the comparison's left side is ``factor`` times its limit."""
-
-    def ratio(key: str, scale: float) -> float | None:
-        moved = history({**series, key: [value * scale for value in series[key]]}, _last(series))
-        left, right = part.left.value(moved), part.right.value(moved)
-        return None if left is None or not right else left / right
-
-    for key in series:
-        if key.partition("{")[0] not in part.left.metrics():
-            continue
-        low, high = 1e-6, 1e6
-        ends = (ratio(key, low), ratio(key, high))
-        if ends[0] is None or ends[1] is None or not ends[0] < factor < ends[1]:
-            continue
-        for _ in range(80):
-            middle = math.sqrt(low * high)
-            now = ratio(key, middle)
-            if now is None:
-                return None
-            low, high = (middle, high) if now < factor else (low, middle)
-        return {**series, key: [float(f"{value * high:.6g}") for value in series[key]]}
-    return None
-
-
 def _severity(rule: Rule, series: Series, minute: int) -> str | None:
     return severity_of(rule, history(series, minute)) if minute >= 0 else None
 
@@ -217,13 +218,17 @@ def _places(rule: Rule, series: Series) -> dict[str, Series]:
     """The series by place: an alert of an observed rule fires for each place apart."""
     if not any(isinstance(each, Observed) for each in shown(rule.when) | {rule.value.expr}):
         return {"": series}
-    mine = [key for key in series if key.startswith(OBSERVATION.name) and f'rule="{rule.id}"' in key]
+    mine = _own(rule, series)
     return {
         labels_of(key)["where"]: {
             other: values for other, values in series.items() if other == key or other not in mine
         }
         for key in mine
     }
+
+
+def _own(rule: Rule, series: Series) -> list[str]:
+    return [key for key in series if key.startswith(OBSERVATION.name) and f'rule="{rule.id}"' in key]
 
 
 def labels_of(key: str) -> dict[str, str]:
@@ -244,9 +249,11 @@ def _is_counter(key: str) -> bool:
     return METRICS[key.partition("{")[0]].kind == "counter"
 
 
-def _called(expr: Expr) -> str:
-    """A short name of a comparison's left side: its metrics without the prefix they share."""
-    return " and ".join(sorted(name.removeprefix("gpuwatch_") for name in expr.metrics()))
+def _called(part: Compare) -> str:
+    """A comparison in short: its metrics without the prefix they share."""
+    names = " per ".join(sorted(name.removeprefix("gpuwatch_") for name in part.left.metrics()))
+    right = "its limit" if part.right.metrics() else part.right.promql()
+    return f"{names} {part.symbol} {right}"
 
 
 def _last(series: Series) -> int:

@@ -17,8 +17,16 @@ from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, obser
 
 _MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
 _MEDIAN_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
-_FORWARD_KEY = series_key(PHASE_SECONDS.name, {"phase": "forward"})
 _GC_SHARE = Rate(GC_PAUSE_SECONDS) / Rate(PHASE_SECONDS)
+
+
+def _loop(seconds: float) -> dict[str, tuple[float, ...]]:
+    """Phase counters of a run that spends these seconds of every minute in training steps."""
+    return {
+        series_key(PHASE_SECONDS.name, {"phase": "forward"}): ramp(seconds * 0.4),
+        series_key(PHASE_SECONDS.name, {"phase": "backward"}): ramp(seconds * 0.6),
+    }
+
 
 RULES = (
     Rule(
@@ -93,25 +101,30 @@ RULES = (
             Example(
                 "collecting at every step",
                 {GC_PAUSES.name: ramp(600), GC_PAUSE_SECONDS.name: ramp(30), GC_LONGEST.name: flat(0.08),
-                 _FORWARD_KEY: ramp(55)},
+                 **_loop(55)},
                 True,
             ),
             Example(
                 "long automatic pauses",
                 {GC_PAUSES.name: ramp(4), GC_PAUSE_SECONDS.name: ramp(0.9), GC_LONGEST.name: flat(0.3),
-                 _FORWARD_KEY: ramp(58)},
+                 **_loop(58)},
                 True,
             ),
             Example(
                 "a pause while starting",
                 {GC_PAUSES.name: flat(1), GC_PAUSE_SECONDS.name: flat(0.2), GC_LONGEST.name: flat(0.2),
-                 _FORWARD_KEY: ramp(58)},
+                 **_loop(58)},
+                False,
+            ),
+            Example(
+                "collections while no step is made",
+                {GC_PAUSES.name: ramp(4), GC_PAUSE_SECONDS.name: ramp(0.9), GC_LONGEST.name: flat(0.3), **_loop(0)},
                 False,
             ),
             Example(
                 "a healthy loop",
                 {GC_PAUSES.name: ramp(2), GC_PAUSE_SECONDS.name: ramp(0.06), GC_LONGEST.name: flat(0.03),
-                 _FORWARD_KEY: ramp(58)},
+                 **_loop(58)},
                 False,
             ),
         ),

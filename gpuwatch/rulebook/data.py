@@ -87,6 +87,15 @@ RULES = (
                 },
                 False,
             ),
+            Example(
+                "tensors in memory, an eighth of each step",
+                {
+                    **_phases(8, 52),
+                    WINDOW_WAIT_SECONDS.name: flat(0.006),
+                    LOADER_ITEM_SECONDS.name: flat(8e-6),
+                },
+                False,
+            ),
         ),
     ),
     Rule(

@@ -41,6 +41,16 @@ RULES = (
                 False,
             ),
             Example(
+                "a short validation",
+                {observation("eval-grad-enabled"): flat(8), EVALUATION_FORWARDS.name: flat(8)},
+                True,
+            ),
+            Example(
+                "a validation of seven batches, too few to speak of",
+                {observation("eval-grad-enabled"): flat(7), EVALUATION_FORWARDS.name: flat(7)},
+                False,
+            ),
+            Example(
                 "two forwards to log a picture",
                 {observation("eval-grad-enabled"): flat(2), EVALUATION_FORWARDS.name: flat(2)},
                 False,

@@ -35,6 +35,11 @@ RULES = (
         examples=(
             Example("hot under load", {GPU_THROTTLED.name: flat(1), GPU_UTILIZATION.name: flat(0.98)}, True),
             Example("hot but idle", {GPU_THROTTLED.name: flat(1), GPU_UTILIZATION.name: flat(0.02)}, False),
+            Example(
+                "hot, with a single burst of work",
+                {GPU_THROTTLED.name: flat(1), GPU_UTILIZATION.name: (*flat(0.02, 7), 0.98, *flat(0.02, 1))},
+                False,
+            ),
             Example("cool under load", {GPU_THROTTLED.name: flat(0), GPU_UTILIZATION.name: flat(0.98)}, False),
         ),
     ),

@@ -1,0 +1,167 @@
+"""A mistake planted in a generated alert must make its promtool cases fail.
+
+All mutants of one alert go through promtool together: each under a name of its own, with its own copy of the tests.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuwatch.render.alerts import alert_rules
+from gpuwatch.render.promtool import promtool_tests
+from gpuwatch.rulebook import RULES, Rule
+
+pytestmark = [
+    pytest.mark.debian,
+    pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed"),
+]
+
+Alerts = list[dict[str, Any]]
+
+FLIPPED = {">=": "<", "<=": ">", ">": "<=", "<": ">=", "==": "!=", "!=": "=="}
+SWAPPED = {"and": "unless", "unless": "and", "or": "and"}
+
+SHARES = 5
+"""Parts into which a rule's cases are divided."""
+
+EQUIVALENT = {
+    # the largest of the quantiles is the 99th percentile anyway
+    ("run-hang", 'matcher {quantile="0.99"} dropped'),
+    # a quarter is more than a tenth anyway
+    ("data-stall", "limit 0.1 larger, place 1 (critical)"),
+    ("data-stall", "limit 0.1 smaller, place 1 (critical)"),
+    # at a sample a minute one throttled sample of five minutes is already more than a tenth
+    ("hw-thermal-throttle", "mean avg_over_time max_over_time"),
+}
+"""Mutants that mean the same as the alert they were made from."""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_the_promtool_cases_notice_every_mutant(rule: Rule, tmp_path: Path) -> None:
+    alerts: Alerts = yaml.safe_load(alert_rules([rule]))["groups"][0]["rules"]
+    mutants = dict(_mutants(alerts))
+    for known in [what for id, what in EQUIVALENT if id == rule.id]:
+        del mutants[known]
+    survivors = _survivors(rule, mutants, tmp_path)
+    assert not survivors, f"{len(survivors)} of {len(mutants)} mutants of {rule.id} pass its tests: {survivors}"
+
+
+def _survivors(rule: Rule, mutants: dict[str, Alerts], directory: Path) -> list[str]:
+    """What was changed in the mutants that pass every case; a few cases at a time, to the mutants still alive."""
+    named = {f"{rule.alert}M{index}": what for index, what in enumerate(mutants)}
+    alive = {name: _renamed(mutants[what], rule.alert, name) for name, what in named.items()}
+    cases = yaml.safe_load(promtool_tests([rule]))["tests"]
+    # cases of every kind in each share, so that the first one already notices most mutants
+    for start in range(SHARES):
+        refused = {"unknown"}
+        while alive and refused:
+            noticed, refused = _noticed(alive, cases[start::SHARES], directory)
+            alive = {name: alerts for name, alerts in alive.items() if name not in noticed | refused}
+    return [named[name] for name in alive]
+
+
+def _noticed(alive: dict[str, Alerts], cases: list[dict[str, Any]], directory: Path) -> tuple[set[str], set[str]]:
+    """The mutants that fail a case, and those that Prometheus refuses to evaluate.
+
+    A refused one ends its case, and hides what the others do there: the cases must be run again without it.
+    """
+    rules = [*itertools.chain(*alive.values())]
+    _write(directory / "mutants.rules.yaml", {"groups": [{"name": "mutants", "rules": rules}]})
+    body = {"rule_files": ["mutants.rules.yaml"], "evaluation_interval": "1m", "tests": _copied(cases, list(alive))}
+    _write(directory / "mutants.test.yaml", body)
+    done = subprocess.run(
+        ["promtool", "test", "rules", "mutants.test.yaml"], cwd=directory, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    noticed = set(re.findall(r"alertname: (\w+)", said))
+    refused = set(re.findall(r"rule: (\w+), time: .*err", said))
+    assert done.returncode == 0 or noticed | refused, said
+    return noticed, refused
+
+
+def _mutants(alerts: Alerts) -> Iterator[tuple[str, Alerts]]:
+    """Every mutant by what was changed: the alerts of one rule, one of them changed at one place."""
+    for index, alert in enumerate(alerts):
+        which = f" ({alert['labels']['severity']})" if len(alerts) > 1 else ""
+        for what, key, value in [*_changed_expr(alert["expr"]), *_changed_frame(alert)]:
+            mutant = copy.deepcopy(alerts)
+            if key == "severity":
+                mutant[index]["labels"]["severity"] = value
+            else:
+                mutant[index][key] = value
+            yield what + which, mutant
+
+
+def _changed_expr(expr: str) -> Iterator[tuple[str, str, str]]:
+    places: list[tuple[str, str, str]] = [
+        (rf"(?<= )({'|'.join(FLIPPED)})(?= )", "operator", "flip"),
+        (r"(?<=[<>=] )[\d.]+(?:e-?\d+)?", "limit", "larger"),
+        (r"(?<=[<>=] )[\d.]+(?:e-?\d+)?", "limit", "smaller"),
+        (r"(?<=\* )[\d.]+", "factor", "larger"),
+        (r"(?m)^(?:and|unless|or)\b", "word", "swap"),
+        (r"\{[^}]*\}", "matcher", "drop"),
+        (r"\bsum without(?= \(\w+\) \(rate\(\w+\[)", "sum", "max without"),
+        (r"\bavg_over_time\b", "mean", "max_over_time"),
+        (r" / ", "quotient", " * "),
+    ]
+    for pattern, what, change in places:
+        for number, found in enumerate(re.finditer(pattern, expr)):
+            if expr[: found.start()].endswith("!= ") and what == "limit":
+                continue  # the guard of a division
+            name = f"{what} {found[0].strip()} {change}" + (f", place {number}" if number else "")
+            if change == "drop":
+                name = f"{what} {found[0]} dropped" + (f", place {number}" if number else "")
+            yield name, "expr", expr[: found.start()] + _change(found[0], change) + expr[found.end() :]
+    for number, found in enumerate(re.finditer(r"\bon \(([^)]*)\)", expr)):
+        labels = found[1].split(", ")
+        for label in labels:
+            rest = ", ".join(other for other in labels if other != label)
+            name = f"on without {label}, place {number}"
+            yield name, "expr", f"{expr[: found.start()]}on ({rest}){expr[found.end() :]}"
+
+
+def _changed_frame(alert: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    minutes = int(alert["for"].removesuffix("m"))
+    yield "hold longer", "for", f"{minutes + 3}m"
+    if minutes:
+        yield "no hold", "for", "0m"
+    yield "another severity", "severity", {"warning": "critical"}.get(alert["labels"]["severity"], "warning")
+
+
+def _change(text: str, change: str) -> str:
+    if change == "flip":
+        return FLIPPED[text]
+    if change == "swap":
+        return SWAPPED[text]
+    if change in ("larger", "smaller"):
+        number = float(text)
+        return repr(number * (1.25 if change == "larger" else 0.8) if number else (1.0 if change == "larger" else -1.0))
+    return "" if change == "drop" else change
+
+
+def _renamed(alerts: Alerts, old: str, new: str) -> Alerts:
+    return [{**alert, "alert": new, "expr": alert["expr"].replace(f'"{old}"', f'"{new}"')} for alert in alerts]
+
+
+def _copied(cases: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            **case,
+            "alert_rule_test": [{**moment, "alertname": name} for moment in case["alert_rule_test"] for name in names],
+        }
+        for case in cases
+    ]
+
+
+def _write(path: Path, body: object) -> None:
+    path.write_text(yaml.safe_dump(body, width=10_000), encoding="utf-8")
