@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import math
+import os
+import random
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from gpuwatch.catalog import METRICS, SCOPES, STEP_BOUNDS
+from gpuwatch.exporter import Exporter
+from gpuwatch.expr import series_key
+from gpuwatch.layout import RECORD_BYTES, SCHEMA_AT, State, Word
+from gpuwatch.nvml import GpuReading, NvmlUnavailable
+from gpuwatch.page import StatusPage
+from gpuwatch.postmortem import document
+from gpuwatch.rankseries import SERIES_LIMIT
+from gpuwatch.reader import RecordError, read
+from gpuwatch.record import RecordWriter
+from gpuwatch.sampler import Sampler
+from tests.recorded import write_run
+from tests.serving import eventually, rank, series
+
+
+def no_gpus() -> list[GpuReading]:
+    raise NvmlUnavailable("no GPU telemetry: this is a test")
+
+
+def exporter(directory: Path, sampler: Sampler | None = None) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(Exporter(directory, sampler or Sampler(no_gpus)))
+    return registry
+
+
+def scrape(registry: CollectorRegistry) -> dict[str, float]:
+    return series(generate_latest(registry).decode())
+
+
+def of(found: dict[str, float], name: str, run: str = "train", rank: str = "0", **labels: str) -> float | None:
+    return found.get(series_key(name, {"run": run, "rank": rank, **labels}))
+
+
+def set_word(record: Path, word: Word, number: int) -> None:
+    with record.open("r+b") as file:
+        file.seek(8 * word)
+        file.write(struct.pack("=Q", number))
+
+
+def test_a_living_rank_is_published_with_everything_it_says(records: Path) -> None:
+    observed = [("debug-anomaly", 'train.py:"3"\\', "anomaly mode is on", 2.0)]
+    identity = {"local_rank": 3, "restart": None}
+    with rank(records, rank=3, steps=200, observations=observed, identity=identity) as process:
+        found = scrape(exporter(records))
+        assert of(found, "gpuwatch_rank_up", rank="3") == 1
+        assert of(found, "gpuwatch_rank_ended", rank="3") == 0
+        assert of(found, "gpuwatch_steps_total", rank="3") == 200
+        assert of(found, "gpuwatch_phase_seconds_total", rank="3", phase="backward") == pytest.approx(8.0)
+        assert of(found, "gpuwatch_window_step_seconds", rank="3", quantile="0.99") == pytest.approx(0.1)
+        assert of(found, "gpuwatch_observation", rank="3", rule="debug-anomaly", where='train.py:"3"\\') == 2
+        age = of(found, "gpuwatch_rank_progress_age_seconds", rank="3")
+        assert age is not None and 0 <= age < 10
+        info = {"local_rank": "3", "world_size": "1", "pid": str(process.pid), "restart": "", "script": "train.py"}
+        assert of(found, "gpuwatch_rank_info", rank="3", torch="2.13.0+cpu", **info) == 1
+        assert not any("rank_exit_info" in key or "hostname" in key for key in found)
+
+
+def test_every_series_carries_its_metrics_own_labels_and_no_other(records: Path) -> None:
+    write_run(records, observations=[("debug-anomaly", "train.py:3", "on", 1.0)])
+    for family in exporter(records).collect():
+        for sample in family.samples:
+            metric = METRICS.get(sample.name) or METRICS[family.name]
+            bucket = {"le"} if sample.name.endswith("_bucket") else set()
+            assert set(sample.labels) == {*SCOPES[metric.scope], *metric.labels, *bucket}
+
+
+def test_the_exposition_is_openmetrics_too(records: Path) -> None:
+    add_histogram(write_run(records, state=None))
+    text = generate_openmetrics(exporter(records)).decode()  # type: ignore[no-untyped-call]
+    families = {family.name: family.type for family in text_string_to_metric_families(text)}  # type: ignore[no-untyped-call]
+    assert families["gpuwatch_steps"] == "counter"
+    assert families["gpuwatch_step_seconds"] == "histogram"
+    assert families["gpuwatch_window_step_seconds"] == "summary"
+    assert families["gpuwatch_rank"] == "info"
+
+
+def add_histogram(writer: RecordWriter, leave_out: str | None = None) -> None:
+    for position, bound in enumerate((*(f"{bound:g}" for bound in STEP_BOUNDS), "+Inf")):
+        if bound != leave_out:
+            index = writer.counter("gpuwatch_step_seconds_bucket", le=bound)
+            writer.values[index] = {STEP_BOUNDS.index(0.1): 190, STEP_BOUNDS.index(2.0): 9}.get(position, 0)
+            if bound == "+Inf":
+                writer.values[index] = 1
+    writer.values[writer.counter("gpuwatch_step_seconds_sum")] = 123.5
+    writer.close(State.CLEAN)
+
+
+def test_the_records_counts_by_bucket_become_a_cumulative_histogram(records: Path) -> None:
+    add_histogram(write_run(records, state=None))
+    found = scrape(exporter(records))
+    counts = [of(found, "gpuwatch_step_seconds_bucket", le=bound) for bound in ("0.07", "0.1", "1.0", "2.0", "+Inf")]
+    assert counts == [0, 190, 190, 199, 200]
+    assert of(found, "gpuwatch_step_seconds_count") == 200
+    assert of(found, "gpuwatch_step_seconds_sum") == 123.5
+    assert not any("series_dropped" in key and number for key, number in found.items())
+
+
+def test_a_histogram_that_lacks_a_bucket_is_not_published(records: Path) -> None:
+    add_histogram(write_run(records, state=None), leave_out="0.5")
+    assert not any("step_seconds_bucket" in key for key in scrape(exporter(records)))
+
+
+def test_only_what_the_catalog_knows_is_published_and_the_rest_is_counted(records: Path) -> None:
+    writer = write_run(records, state=None, observations=[("no-such-rule", "train.py:3", "?", 1.0)])
+    for name, labels in (
+        ("evil", {}),
+        ("gpuwatch_evil_total", {}),
+        ("gpuwatch_batches_total", {"hostname": "node7"}),
+        ("gpuwatch_device_phase_seconds_total", {}),
+        ("gpuwatch_gpu_power_watts", {}),
+        ("gpuwatch_source_up", {"source": "nvml"}),
+        ("gpuwatch_observation", {"rule": "run-dead", "where": "x"}),
+        ("gpuwatch_step_seconds", {}),
+    ):
+        writer.values[writer.series(name, **labels)] = 7.0
+    writer.values[writer.series("gpuwatch_rank_up")] = 0.5
+    writer.values[writer.series("gpuwatch_alloc_retries_total")] = -1.0
+    writer.values[writer.series("gpuwatch_ooms_total")] = math.inf
+    writer.values[writer.series("gpuwatch_device_memory_capacity_bytes")] = math.nan
+    writer.close(State.CLEAN)
+    found = scrape(exporter(records))
+    assert found["gpuwatch_series_dropped"] == 9
+    assert of(found, "gpuwatch_rank_up") == 0
+    assert not any(number == 7.0 for number in found.values())
+    for name in ("evil", "hostname", "retries", "ooms", "capacity", "observation"):
+        assert not any(name in key for key in found), name
+
+
+def test_a_rank_with_too_many_series_is_cut_short(records: Path) -> None:
+    writer = write_run(records, state=None)
+    for number in range(SERIES_LIMIT):
+        writer.values[writer.series("gpuwatch_guard_faults_total", probe=f"probe{number}")] = 1.0
+    writer.close(State.CLEAN)
+    found = scrape(exporter(records))
+    kept = sum("guard_faults" in key for key in found)
+    assert 0 < kept < SERIES_LIMIT
+    assert kept + found["gpuwatch_series_dropped"] == SERIES_LIMIT
+
+
+def test_final_values_are_served_once_and_then_a_tombstone(records: Path) -> None:
+    with rank(records, steps=841) as process:
+        registry = exporter(records)
+        assert of(scrape(registry), "gpuwatch_rank_up") == 1
+        process.kill()
+        process.wait()
+        final, after = scrape(registry), scrape(registry)
+    assert of(final, "gpuwatch_rank_up") == 0
+    assert of(final, "gpuwatch_batches_total") == 841
+    assert of(final, "gpuwatch_host_memory_peak_bytes") == 512 << 20
+    assert {key: number for key, number in after.items() if "run=" in key} == {
+        'gpuwatch_rank_up{rank="0",run="train"}': 0,
+        'gpuwatch_rank_ended{rank="0",run="train"}': 0,
+        'gpuwatch_rank_last_step{rank="0",run="train"}': 841,
+        'gpuwatch_rank_exit_info{cause="killed",rank="0",run="train"}': 1,
+    }
+    assert after["gpuwatch_records"] == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [(State.CLEAN, "clean"), (State.EXCEPTION, "exception"), (State.DETACHED, "detached")],
+)
+def test_an_end_mark_tells_how_the_rank_ended(records: Path, state: State, cause: str) -> None:
+    write_run(records, state=state)
+    registry = exporter(records)
+    for found in (scrape(registry), scrape(registry)):
+        assert of(found, "gpuwatch_rank_ended") == 1
+        assert of(found, "gpuwatch_rank_exit_info", cause=cause) == 1
+
+
+def test_a_rank_that_ended_over_an_hour_ago_is_not_mentioned(records: Path) -> None:
+    old, recent = write_run(records, name="old"), write_run(records, name="recent")
+    set_word(old.path, Word.ENDED, time.time_ns() - 3700 * 10**9)
+    set_word(recent.path, Word.ENDED, time.time_ns() - 3500 * 10**9)
+    found = scrape(exporter(records))
+    assert of(found, "gpuwatch_rank_last_step", run="recent") == 200
+    assert not any('run="old"' in key for key in found)
+    assert found["gpuwatch_records"] == 2
+
+
+def test_a_restart_supersedes_the_record_before_it(records: Path) -> None:
+    write_run(records, steps=500)
+    with rank(records, steps=120):
+        found = scrape(exporter(records))
+    assert of(found, "gpuwatch_rank_last_step") == 120
+    assert of(found, "gpuwatch_rank_up") == 1
+
+
+def test_runs_whose_names_look_alike_as_labels_are_not_published_twice(records: Path) -> None:
+    write_run(records, name="a\x01")
+    write_run(records, name="a\x02")
+    write_run(records, name="\ud800" + "x" * 5000)
+    found = scrape(exporter(records))
+    assert of(found, "gpuwatch_rank_up", run="a\ufffd") == 0
+    assert all(len(key) < 1000 for key in found)
+
+
+def test_files_that_are_no_records_are_counted_by_reason_and_cost_the_others_nothing(records: Path) -> None:
+    good = write_run(records).path
+    content = good.read_bytes()
+    (records / "short.gpw").write_bytes(content[:1000])
+    (records / "empty.gpw").write_bytes(b"")
+    (records / "noise.gpw").write_bytes(bytes(RECORD_BYTES))
+    (records / "future.gpw").write_bytes(content[:8] + struct.pack("=Q", 99) + content[16:])
+    (records / "schema.gpw").write_bytes(content[:SCHEMA_AT] + b"[" * (RECORD_BYTES - SCHEMA_AT))
+    (records / "link.gpw").symlink_to(good)
+    (records / "folder.gpw").mkdir()
+    os.mkfifo(records / "pipe.gpw")
+    found = scrape(exporter(records))
+    rejected = {key: number for key, number in found.items() if "records_rejected" in key}
+    assert rejected == {
+        'gpuwatch_records_rejected{reason="size"}': 2,
+        'gpuwatch_records_rejected{reason="magic"}': 1,
+        'gpuwatch_records_rejected{reason="version"}': 1,
+        'gpuwatch_records_rejected{reason="schema"}': 1,
+        'gpuwatch_records_rejected{reason="type"}': 3,
+    }
+    assert found["gpuwatch_records"] == 1
+    assert of(found, "gpuwatch_steps_total") == 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        b'{"run": "x", "rank": Infinity}\n',
+        b'{"run": "x", "rank": 1.5}\n',
+        b'{"run": "x"}\n',
+        b"7\n",
+        b"",
+        b'{"run": "x", "rank": 0}\n{"a": 1, "b": 2}\n',
+        b'{"run": "x", "rank": 0}\n["a", [["b", "c"]]]\n',
+        b'{"run": "x", "rank": 0}\n["a", 7]\n',
+        b'{"run": "x", "rank": 0}\n7\n',
+        b'{"run": "x", "rank": 0}\n\xff\n',
+    ],
+)
+def test_a_hostile_schema_is_rejected(records: Path, schema: bytes) -> None:
+    path = write_run(records).path
+    with path.open("r+b") as file:
+        file.seek(SCHEMA_AT)
+        file.write(schema)
+    set_word(path, Word.SCHEMA_USED, len(schema))
+    found = scrape(exporter(records))
+    assert found['gpuwatch_records_rejected{reason="schema"}'] == 1
+    assert found["gpuwatch_records"] == 0
+
+
+def test_no_damage_to_a_record_breaks_a_scrape_a_page_or_a_post_mortem(records: Path) -> None:
+    observed = [("debug-anomaly", "train.py:3", "on", 1.0)]
+    path = write_run(records, steps=300, observations=observed).path
+    content = path.read_bytes()
+    words = [0, 2**63, 2**64 - 1, *struct.unpack("=3Q", struct.pack("=3d", math.inf, math.nan, -1e300))]
+    chance = random.Random(7)
+    accepted = 0
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(chance.choice((1, 3, 30, 300))):
+            at = 8 * chance.choice((chance.randrange(2, 16), chance.randrange(RECORD_BYTES // 8)))
+            damaged[at : at + 8] = struct.pack("=Q", chance.choice((*words, chance.getrandbits(64))))
+        path.write_bytes(damaged)
+        scrape(exporter(records))
+        StatusPage(records, Sampler(no_gpus)).render()
+        try:
+            snapshot = read(path)
+        except RecordError:
+            continue
+        document(snapshot)
+        accepted += 1
+    assert accepted > 20
+
+
+def test_a_directory_that_cannot_be_read_does_not_lose_the_gpus(records: Path) -> None:
+    records.write_text("in the way")
+    sampler = Sampler(lambda: [GpuReading(0, "GPU-1", "H100", "0:7", power_watts=655.0)], period_seconds=0.01)
+    sampler.start()
+    eventually(lambda: sampler.latest())
+    found = scrape(exporter(records, sampler))
+    sampler.stop()
+    assert found['gpuwatch_source_up{source="records"}'] == 0
+    assert found['gpuwatch_source_up{source="nvml"}'] == 1
+    assert found['gpuwatch_gpu_power_watts{gpu="0",uuid="GPU-1"}'] == 655
+    assert found['gpuwatch_gpu_info{gpu="0",name="H100",pci_bus_id="0:7",uuid="GPU-1"}'] == 1
+    assert [key for key in found if "gpuwatch_gpu" in key and "655" not in key and "info" not in key] == [
+        'gpuwatch_gpu_power_watts{gpu="0",uuid="GPU-1"}'
+    ]
+
+
+def test_without_nvml_the_records_are_published_and_the_source_is_down(records: Path) -> None:
+    write_run(records)
+    found = scrape(exporter(records))
+    assert found['gpuwatch_source_up{source="nvml"}'] == 0
+    assert found['gpuwatch_source_up{source="records"}'] == 1
+    assert found['gpuwatch_source_last_collect_timestamp_seconds{source="records"}'] == pytest.approx(
+        time.time(), abs=5
+    )
+    assert 'gpuwatch_source_last_collect_timestamp_seconds{source="nvml"}' not in found
+    assert of(found, "gpuwatch_steps_total") == 200
+
+
+def test_an_empty_or_missing_directory_is_no_error(records: Path) -> None:
+    found = scrape(exporter(records))
+    assert found["gpuwatch_records"] == 0
+    assert found['gpuwatch_source_up{source="records"}'] == 1
