@@ -1,0 +1,225 @@
+"""The command ``gpuwatch``. Exit status: 0 done, 2 usage or input that cannot be read, with one clear line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gpuwatch.config import DEFAULT_PORT, record_directory
+from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.report.runs import RunError, nothing_in, select_run
+from gpuwatch.report.wording import counted
+from gpuwatch.rulebook import RULES, RULES_BY_ID
+from gpuwatch.rulebook.rule import Rule
+from gpuwatch.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DONE, FAILED = 0, 2
+INTERRUPTED = 130
+"""What a shell reports for a command that Ctrl-C ended."""
+
+
+class UsageError(ValueError):
+    """The command cannot do what was asked; the text is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments; returns its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a run's name may hold what the terminal cannot show
+    try:
+        arguments = parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        status = command(arguments)
+        sys.stdout.flush()
+        return status
+    except (UsageError, RunError) as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has seen enough. Python would complain again while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command with its options."""
+    top = _Parser(prog="gpuwatch", description=__doc__.partition(".")[0] + ": what a training run spends, and why.")
+    top.add_argument("--version", action="version", version=f"gpuwatch {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+
+    report = commands.add_parser("report", help="what a run spent its time and memory on, and what to do about it")
+    report.add_argument(
+        "run", nargs="?", metavar="RUN", help="name of the run, or the start of it (default: the latest)"
+    )
+    report.add_argument("--json", action="store_true", help="print the report as JSON")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML file")
+    _add_directory(report)
+    report.set_defaults(command=_report)
+
+    serve = commands.add_parser("serve", help="serve metrics and a status page for every run of this node")
+    serve.add_argument(
+        "--listen",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        metavar="HOST:PORT",
+        help="where to listen (default: %(default)s)",
+    )
+    serve.add_argument("--exit-when-idle", type=_seconds, metavar="SECONDS", help="end this long after the last run")
+    serve.add_argument("--any-port", action="store_true", help="take a free port when this one is busy")
+    _add_directory(serve)
+    serve.set_defaults(command=_serve)
+
+    explain = commands.add_parser("explain", help="what a rule means, when it fires and what to do")
+    which = explain.add_mutually_exclusive_group(required=True)
+    which.add_argument("rule", nargs="?", metavar="RULE", help="id of the rule, such as data-stall")
+    which.add_argument("--list", action="store_true", help="list every rule")
+    explain.set_defaults(command=_explain)
+
+    demo = commands.add_parser("demo", help="a real training run with planted faults, its report, and the run repaired")
+    demo.add_argument("--steps", type=_steps, metavar="N", help="steps of each of the two runs")
+    demo.add_argument("--without", action="append", default=[], metavar="FAULT", help="leave a planted fault out")
+    demo.set_defaults(command=_demo)
+    return top
+
+
+def _add_directory(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dir", type=Path, metavar="DIR", help="directory of flight records (default: GPUWATCH_DIR)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+    return int(text)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    # The renderings load when they are asked for: `gpuwatch serve` needs none of them.
+    from gpuwatch.report.document import document
+    from gpuwatch.report.html import page
+    from gpuwatch.report.terminal import rendered
+
+    report = document(select_run(_read(arguments.dir or record_directory()), arguments.run))
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(page(report), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
+    if arguments.json:
+        print(json.dumps(report, indent=2, allow_nan=False))
+    elif arguments.html is None:
+        _print(rendered(report, sys.stdout.encoding))
+    else:
+        print(f"wrote {arguments.html}")
+    return DONE
+
+
+def _read(directory: Path) -> list[Snapshot]:
+    try:
+        snapshots, rejected = read_all(directory)
+    except OSError as error:
+        raise UsageError(f"cannot read the directory of records {directory}: {error.strerror}") from None
+    if rejected:
+        _, reason = rejected[0]
+        more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
+        print(
+            f"gpuwatch: skipped {counted(len(rejected), 'unreadable record')} in {directory}: {reason}{more}",
+            file=sys.stderr,
+        )
+    if not snapshots:
+        raise RunError(nothing_in(directory))
+    return snapshots
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from gpuwatch.daemon import serve
+
+    return serve(
+        arguments.listen,
+        arguments.dir or record_directory(),
+        exit_when_idle=arguments.exit_when_idle,
+        any_port=arguments.any_port,
+    )
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        width = max(len(rule.id) for rule in RULES)
+        for rule in RULES:
+            print(f"{rule.id:{width}}  {rule.severity:8}  {rule.title}")
+        return DONE
+    from rich.markdown import Markdown
+
+    from gpuwatch.render.runbooks import runbook
+
+    text = runbook(_rule(arguments.rule))
+    if sys.stdout.isatty():
+        _print(Markdown(text))
+    else:
+        print(text)
+    return DONE
+
+
+def _rule(name: str) -> Rule:
+    rule = RULES_BY_ID.get(name)
+    if rule is None:
+        close = difflib.get_close_matches(name, RULES_BY_ID, cutoff=0.4)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`gpuwatch explain --list` lists them"
+        raise UsageError(f"no rule {name!r}: {hint}")
+    return rule
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from gpuwatch.demo import FAULTS, STEPS, DemoError, demo
+
+    names = [fault.name for fault in FAULTS]
+    unknown = [name for name in arguments.without if name not in names]
+    if unknown:
+        raise UsageError(f"no planted fault {unknown[0]!r}; there are: {', '.join(names)}")
+    try:
+        return demo(arguments.without, arguments.steps or STEPS)
+    except DemoError as error:
+        raise UsageError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(f"the demo cannot run: {error}") from None
+
+
+def _print(content: RenderableType) -> None:
+    from rich.console import Console
+
+    # Captured first: rich ends the process on a broken pipe in a way of its own.
+    console = Console()
+    with console.capture() as captured:
+        console.print(content)
+    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+
+
+def _complain(message: str) -> int:
+    print(f"gpuwatch: {message}", file=sys.stderr)
+    return FAILED
