@@ -16,6 +16,7 @@ from gpuwatch.catalog import (
     GC_PAUSE_SECONDS,
     OBSERVATION,
     PHASE_SECONDS,
+    PHASES,
     RANK_ENDED,
     RANK_LAST_STEP,
     RANK_PROGRESS_AGE,
@@ -154,16 +155,43 @@ def slow_phase(rows: Sequence[Row]) -> str | None:
     slow = slow_steps(rows)
     if not slow:
         return None
-    growth = {phase: _median_of(slow, phase) - _median_of(rows, phase) for phase in ("other", *_PHASE_COLUMNS)}
-    return max(growth, key=lambda phase: growth[phase])
+    looked = [row for row in slow if is_split(row)]
+    if looked:
+        usual = [row for row in rows if is_split(row)]
+        growth = {phase: _median_of(looked, phase) - _median_of(usual, phase) for phase in PHASES}
+        return max(growth, key=lambda phase: growth[phase])
+    # None of them was looked at closely: only the wait can be told from the rest.
+    wait = _median_of(slow, "data") - _median_of(rows, "data")
+    excess = statistics.median(row[Column.TOTAL] for row in slow) - statistics.median(row[Column.TOTAL] for row in rows)
+    return "data" if wait > excess / 2 else "compute"
+
+
+def is_split(row: Row) -> bool:
+    """Whether this step was looked at: its forward or backward is known."""
+    return not (math.isnan(row[Column.FORWARD]) and math.isnan(row[Column.BACKWARD]))
 
 
 def phase_seconds(row: Row, phase: str) -> float:
-    """Seconds of a step in a phase; 0 where the phase was not seen."""
+    """Seconds of a step in a phase; 0 where the phase was not seen, and all but the wait is other."""
     if phase == "other":
         return row[Column.TOTAL] - sum(phase_seconds(row, named) for named in _PHASE_COLUMNS)
     seconds = row[_PHASE_COLUMNS[phase]]
     return 0.0 if math.isnan(seconds) else seconds
+
+
+def phase_sums(rows: Sequence[Row]) -> dict[str, float]:
+    """Seconds by phase over these steps; steps that were not looked at go by the proportions of those that were."""
+    looked = [row for row in rows if is_split(row)]
+    sums = {phase: math.fsum(phase_seconds(row, phase) for row in looked) for phase in PHASES}
+    split = math.fsum(sums.values()) - sums["data"]
+    noted = [row for row in rows if not is_split(row)]
+    rest = math.fsum(row[Column.TOTAL] - phase_seconds(row, "data") for row in noted)
+    if split > 0:
+        sums = {phase: seconds + rest * seconds / split for phase, seconds in sums.items()}
+    else:
+        sums["other"] += rest
+    sums["data"] = math.fsum(phase_seconds(row, "data") for row in rows)
+    return sums
 
 
 def _median_of(rows: Sequence[Row], phase: str) -> float:
@@ -172,10 +200,7 @@ def _median_of(rows: Sequence[Row], phase: str) -> float:
 
 def _taken_back(rows: Sequence[Row], history: Mapping[str, Samples], now: float) -> dict[str, Samples]:
     """The step clock's counters with an older sample: the last one less what these rows add up to."""
-    spans = {
-        series_key(PHASE_SECONDS.name, {"phase": phase}): math.fsum(phase_seconds(row, phase) for row in rows)
-        for phase in ("other", *_PHASE_COLUMNS)
-    }
+    spans = {series_key(PHASE_SECONDS.name, {"phase": phase}): seconds for phase, seconds in phase_sums(rows).items()}
     spans[GC_PAUSE_SECONDS.name] = math.fsum(row[Column.GC] for row in rows)
     spans[EPOCH_START_SECONDS.name] = math.fsum(row[Column.EPOCH_START] for row in rows)
     length = max(rows[-1][Column.END] - rows[0][Column.END] + rows[0][Column.TOTAL], 1e-9)

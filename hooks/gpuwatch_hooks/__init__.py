@@ -1,0 +1,1 @@
+"""What runs inside the training process. Imports nothing by itself; ``gpuwatch.attach`` is the door."""

@@ -1,0 +1,237 @@
+"""``gpuwatch.attach``: the door between the user's program and everything else here."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import get_worker_info
+
+from gpuwatch import config
+from gpuwatch.catalog import CPU_BUDGET
+from gpuwatch.layout import State
+from gpuwatch.reader import remove_old
+from gpuwatch_hooks import backward, guard, loader, model, modes, optimizers
+from gpuwatch_hooks.guard import guarded, log
+from gpuwatch_hooks.identity import cpu_budget, identity
+from gpuwatch_hooks.session import Session, end_state
+
+if TYPE_CHECKING:
+    from gpuwatch.advisor import Finding
+    from gpuwatch.reader import Snapshot
+
+__all__ = ["Watch", "attach"]
+
+_active: _Run | None = None
+
+
+class _Run:
+    """The session of this process with what has to be taken out again at its end."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.undo: list[Callable[[], None]] = []
+        self.watches: list[Watch] = []
+        self.optimizers: optimizers.Optimizers | None = None
+
+
+class Watch:
+    """What :func:`attach` returns. A context manager: leaving it detaches."""
+
+    def __init__(self, run: _Run | None, undo: Iterable[Callable[[], None]] = ()) -> None:
+        self._run = run
+        self._undo = list(undo)
+        self._last: Snapshot | None = None
+
+    def findings(self) -> list[Finding]:
+        """What is wrong with the run so far, most valuable first. Costs some milliseconds; not for every step."""
+        return findings(self) or []
+
+    def detach(self) -> None:
+        """Put everything back as it was. The run ends with its last watch."""
+        detach(self)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    @property
+    def run(self) -> str | None:
+        """Name of the run, as ``gpuwatch report`` takes it; None when nothing is watched."""
+        return None if self._run is None else str(self._run.session.record.identity["run"])
+
+
+def attach(
+    model: torch.nn.Module,
+    loader: object | Iterable[object] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+    name: str | None = None,
+) -> Watch:
+    """Watch a training run: one line before the loop.
+
+    ``model`` is what the loop calls, ``loader`` what it iterates over to train; a loader that is not given, or that is
+    a plain generator, is not timed. Optimizers are found by themselves; ``optimizer`` names one that holds none of the
+    model's own parameters. ``name`` names the run; several attaches of one process share the run of the first.
+
+    Never raises, and never changes the training: where something cannot be watched, a warning says so once.
+    """
+    watch = _attach(model, loader, optimizer, name)
+    return watch if watch is not None else Watch(None)
+
+
+@guarded("attach")
+def _attach(
+    watched: torch.nn.Module,
+    loaders: object,
+    optimizer: object,
+    name: str | None,
+) -> Watch:
+    if config.disabled() or get_worker_info() is not None:
+        return Watch(None)
+    if not isinstance(watched, torch.nn.Module):
+        log.warning(
+            "attach got a %s as model, a torch.nn.Module was expected; nothing is watched", type(watched).__name__
+        )
+        return Watch(None)
+    run = _current_run(name)
+    if run is None:
+        return Watch(None)
+    session = run.session
+    session.add_model(watched)
+    session.precision.publish()
+    undo: list[Callable[[], None]] = []
+    undo.extend(modes.install(session, watched))
+    undo.append(functools.partial(session.forget, weakref.ref(watched)))
+    session.renew_look()
+    session.open_look()
+    for one in _several(loaders):
+        restore = loader.install(session, one)
+        if restore is not None:
+            undo.append(restore)
+        elif not isinstance(one, (torch.utils.data.DataLoader, type(None))):
+            log.info("a %s cannot be timed from outside; its waits stay unknown", type(one).__name__)
+    if run.optimizers is not None:
+        for known in _several(optimizer):
+            if isinstance(known, torch.optim.Optimizer):
+                run.optimizers.add(known)
+    watch = Watch(run, undo)
+    run.watches.append(watch)
+    return watch
+
+
+def _several(given: object) -> list[object]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (list, tuple, set)) else [given]
+
+
+def _current_run(name: str | None) -> _Run | None:
+    global _active
+    if _active is not None and _active.session.ended:
+        _active = None  # ended, or this process is a fork of the one that made it
+    if _active is not None and not _active.session.living():
+        end(_active, State.DETACHED)  # its models are gone: another run begins
+        _active = None
+    if _active is None:
+        directory = config.record_directory()
+        try:
+            session = Session(directory, identity(name))
+        except OSError as error:
+            log.warning(
+                "no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory that can "
+                "be written",
+                directory,
+                error.strerror or error,
+            )
+            return None
+        guard.reset()
+        _active = _Run(session)
+        session.record.values[session.record.series(CPU_BUDGET.name)] = cpu_budget()
+        _active.optimizers, remove = optimizers.install(session)
+        _active.undo.append(remove)
+        session.looks.append(lambda: backward.look(session))
+        session.looks.append(lambda: model.look(session))
+        remove_old(directory, config.KEPT_RECORDS)
+        _serve()
+    return _active
+
+
+@guarded("daemon")
+def _serve() -> None:
+    """Start the node's daemon if there is none."""
+    if not config.daemon_wanted():
+        return
+    from gpuwatch import service
+
+    directory = config.record_directory()
+    if service.running(directory) is None:
+        service.start(directory)
+
+
+@guarded("findings")
+def findings(watch: Watch) -> list[Finding]:
+    """The advisor's findings on the run so far."""
+    from gpuwatch.advisor import advise
+
+    if watch._run is None:
+        return []
+    snapshot = watch._last or watch._run.session.snapshot()
+    return advise(snapshot)
+
+
+@guarded("detach")
+def detach(watch: Watch) -> None:
+    """Take out one watch's hooks; with the last one the run ends."""
+    run = watch._run
+    if run is None or watch not in run.watches:
+        return
+    run.watches.remove(watch)
+    for undo in watch._undo:
+        undo()
+    if not run.watches:
+        watch._last = end(run, State.DETACHED)
+
+
+def end(run: _Run, state: State) -> Snapshot | None:
+    """End a run: everything out, the end mark written."""
+    for watch in run.watches:
+        for undo in watch._undo:
+            undo()
+    run.watches.clear()
+    for undo in run.undo:
+        undo()
+    run.undo.clear()
+    return run.session.finish(state)
+
+
+@atexit.register
+def _at_exit() -> None:
+    farewell()
+
+
+@guarded("exit")
+def farewell() -> None:
+    """The process ends: end the run and say in a few lines on stderr what there is to say."""
+    run = _active
+    if run is None or run.session.ended:
+        return
+    last = end(run, end_state())
+    if last is None or config.quiet() or os.getpid() != last.pid:
+        return
+    from gpuwatch.report.summary import summary_lines
+
+    text = "\n".join(summary_lines(last)) + "\n"
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,70 @@
+"""Who this process is: run, rank, world, script. Read once at attach, from the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+
+import torch
+
+from gpuwatch.config import JOB_ID
+
+
+def identity(name: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """The identity a record carries. Ranks of one launch get the same run name without talking to each other."""
+    world = _number(environment, "WORLD_SIZE", "SLURM_NTASKS") or 1
+    script = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "") or "python"
+    return {
+        "run": name or _run_name(os.path.splitext(script)[0], world, environment),
+        "rank": _number(environment, "RANK", *(("SLURM_PROCID",) if world > 1 else ())) or 0,
+        "local_rank": _number(environment, "LOCAL_RANK", "SLURM_LOCALID") or 0,
+        "world_size": world,
+        "restart": _number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        "pid": os.getpid(),
+        "script": script,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "boot": _boot(),
+    }
+
+
+def _run_name(script: str, world: int, environment: Mapping[str, str]) -> str:
+    job = environment.get(JOB_ID) or environment.get("SLURM_JOB_ID") or environment.get("TORCHELASTIC_RUN_ID")
+    if job and job != "none":
+        return f"{script}-{job}"
+    if world > 1:
+        # Siblings of one launcher share a parent and a port.
+        return f"{script}-{environment.get('MASTER_PORT', '')}-{os.getppid()}"
+    return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def _number(environment: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        text = environment.get(name, "")
+        if text.isdecimal():
+            return int(text)
+    return None
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def cpu_budget(environment: Mapping[str, str] = os.environ) -> float:
+    """Cores this rank may use: the affinity mask or the cgroup's quota, over the ranks of the node."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        if quota != "max":
+            cores = min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass  # no cgroup v2, or no limit there
+    return cores / (_number(environment, "LOCAL_WORLD_SIZE") or 1)

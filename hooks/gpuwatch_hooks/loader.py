@@ -1,0 +1,247 @@
+"""The watched loader: how long the training thread waits in it.
+
+The loader keeps its identity: its class becomes a subclass of the same name with a timed ``__iter__``, so that the
+user's variable, ``isinstance``, ``len`` and every attribute stay as they were, and only this one object is touched.
+Iterators of torch's loaders are treated the same way; others (generators) are wrapped. A copy or a pickle of either is
+of the original class.
+"""
+
+from __future__ import annotations
+
+import abc
+import statistics
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic_ns
+from typing import Any
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gpuwatch.catalog import LOADER_ITEM_SECONDS, LOADER_PERSISTENT, LOADER_WORKERS
+from gpuwatch.layout import Phase, Word
+from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.model import elements_of
+from gpuwatch_hooks.pace import BEGIN, END, SHIFT
+from gpuwatch_hooks.session import Session
+
+_MARK = "_gpuwatch_original"
+_PHASE, _DATA, _OTHER = int(Word.PHASE), int(Phase.DATA), int(Phase.OTHER)
+
+
+class LoaderWatch:
+    """What is known of one watched loader."""
+
+    def __init__(self, session: Session, loader: object) -> None:
+        self.session = session
+        self.loader = weakref.ref(loader)
+        self.first = True
+        self.epochs = 0
+        self.opening = 0  # nanoseconds spent in __iter__, part of the first wait
+        self.item_seconds: deque[float] = deque(maxlen=64)
+        self.iterator_classes: dict[type, type] = {}
+        self.elements: float | None = None
+        self.varying = False  # batches differ in size: each step's is noted
+        self.workers = _whole(getattr(loader, "num_workers", None))
+        self.batch_size = _whole(getattr(loader, "batch_size", None))
+        persistent = getattr(loader, "persistent_workers", None)
+        record = session.record
+        if self.workers is not None:
+            record.values[record.series(LOADER_WORKERS.name)] = self.workers
+        if isinstance(persistent, bool):
+            record.values[record.series(LOADER_PERSISTENT.name)] = persistent
+
+    def publish(self) -> None:
+        """The median cost of an item, known where the training thread loads it itself."""
+        if self.workers == 0 and len(self.item_seconds) >= 8:
+            record = self.session.record
+            record.values[record.series(LOADER_ITEM_SECONDS.name)] = statistics.median(self.item_seconds)
+
+
+def install(session: Session, loader: object) -> Callable[[], None] | None:
+    """Watch a loader; the returned function puts its class back. None where that cannot be done."""
+    kind = type(loader)
+    if getattr(kind, _MARK, None) is not None or not _can_subclass(kind):
+        return None
+    watch = LoaderWatch(session, loader)
+    try:
+        loader.__class__ = _timed_loader_class(kind, watch)
+    except TypeError:
+        return None  # a builtin, or a layout that does not allow it: its waits stay unknown
+    session.loaders.append(watch)
+    reference = weakref.ref(loader)
+
+    def restore() -> None:
+        living = reference()
+        if living is not None and getattr(type(living), _MARK, None) is kind:
+            living.__class__ = kind
+
+    return restore
+
+
+@guarded("loader")
+def open_begin(watch: LoaderWatch) -> None:
+    """The loop asks for an iterator: an epoch begins."""
+    watch.first = True
+    session = watch.session
+    session.clock.replay(session.pace.notes)
+    session.clock.open_begin()
+
+
+@guarded("loader")
+def open_end(watch: LoaderWatch) -> None:
+    """The iterator is there; its first batch may be asked for much later."""
+    watch.opening = watch.session.clock.open_end()
+
+
+@guarded("loader")
+def fetch_begin(watch: LoaderWatch) -> None:
+    """The loop asks for a batch."""
+    pace = watch.session.pace
+    if pace.looking or watch.first:
+        if pace.notes:
+            watch.session.clock.replay(pace.notes)
+        watch.session.clock.fetch_begin(watch.first)
+    else:
+        pace.mask = 0
+        words = pace.words
+        words[_PHASE] = _DATA
+        pace.note(monotonic_ns() << SHIFT | BEGIN)
+
+
+@guarded("loader")
+def fetch_end(watch: LoaderWatch, batch: object, delivered: bool) -> None:
+    """A batch came, or the epoch (or the loader) ended."""
+    pace = watch.session.pace
+    if delivered and not (pace.looking or watch.first):
+        pace.note(monotonic_ns() << SHIFT | END)
+        pace.note(_whole_elements(batch) if watch.varying else -1)
+        pace.words[_PHASE] = _OTHER
+        return
+    clock = watch.session.clock
+    if pace.notes:
+        clock.replay(pace.notes)
+    if not delivered:
+        clock.fetch_end(False, float("nan"))
+        watch.session.open_look()  # the epoch is over: an evaluation is likely
+        return
+    elements = elements_of(batch)
+    watch.varying = watch.varying or watch.elements not in (None, elements)
+    watch.elements = elements
+    wait = clock.fetch_end(True, elements)
+    if watch.first:
+        watch.first = False
+        watch.epochs += 1
+        clock.epoch_started(wait + watch.opening, watch.epochs > 1)
+    elif watch.workers == 0 and watch.batch_size:
+        watch.item_seconds.append(wait / 1e9 / watch.batch_size)
+
+
+def _timed_loader_class(kind: type, watch: LoaderWatch) -> type:
+    def __iter__(self: Any) -> Iterator[object]:
+        open_begin(watch)
+        try:
+            iterator = kind.__iter__(self)  # type: ignore[attr-defined]
+        finally:
+            open_end(watch)
+        return timed_iterator(watch, iterator)
+
+    return _same_but(kind, {"__iter__": __iter__})
+
+
+def timed_iterator(watch: LoaderWatch, iterator: Iterator[object]) -> Iterator[object]:
+    """The iterator with its waits timed; the same object where torch made it."""
+    kind = type(iterator)
+    if not issubclass(kind, _BaseDataLoaderIter):
+        return TimedIterator(watch, iterator)
+    if getattr(kind, _MARK, None) is None:  # persistent workers hand out the same iterator again
+        timed = watch.iterator_classes.get(kind)
+        if timed is None:
+            timed = watch.iterator_classes[kind] = _timed_iterator_class(kind, watch)
+        iterator.__class__ = timed
+    return iterator
+
+
+def _timed_iterator_class(kind: type, watch: LoaderWatch) -> type:
+    fetch = kind.__next__  # type: ignore[attr-defined]
+
+    def __next__(self: Any) -> object:
+        fetch_begin(watch)
+        batch, delivered = None, False
+        try:
+            batch = fetch(self)
+            delivered = True
+            return batch
+        finally:
+            fetch_end(watch, batch, delivered)
+
+    return _same_but(kind, {"__next__": __next__})
+
+
+class TimedIterator:
+    """A wrapper for iterators that cannot be re-classed; everything but the fetch is the iterator's own."""
+
+    def __init__(self, watch: LoaderWatch, iterator: Iterator[object]) -> None:
+        self._watch = watch
+        self._iterator = iterator
+
+    def __iter__(self) -> TimedIterator:
+        return self
+
+    def __next__(self) -> object:
+        fetch_begin(self._watch)
+        batch, delivered = None, False
+        try:
+            batch = next(self._iterator)
+            delivered = True
+            return batch
+        finally:
+            fetch_end(self._watch, batch, delivered)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._iterator, name)
+
+    def __len__(self) -> int:
+        return len(self._iterator)  # type: ignore[arg-type]
+
+
+def _same_but(kind: type, methods: dict[str, object]) -> type:
+    """A subclass that passes for ``kind``: same name, same module, and copies of its objects are of ``kind``."""
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        # Without the detour the copy's class would be looked up by name and found to be another one.
+        self.__class__ = kind
+        try:
+            return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
+        finally:
+            self.__class__ = timed
+
+    namespace = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__slots__": (),
+        "__reduce_ex__": __reduce_ex__,
+        _MARK: kind,
+        **methods,
+    }
+    timed = type(kind)(kind.__name__, (kind,), namespace)
+    return timed
+
+
+def _can_subclass(kind: type) -> bool:
+    # A metaclass or an __init_subclass__ of the user's may register classes: a subclass would be seen.
+    if type(kind) not in (type, abc.ABCMeta):
+        return False
+    return all(
+        "__init_subclass__" not in vars(base) or base.__module__ in ("typing", "builtins") for base in kind.__mro__
+    ) and hasattr(kind, "__iter__")
+
+
+def _whole_elements(batch: object) -> int:
+    elements = elements_of(batch)
+    return int(elements) if elements == elements else -1
+
+
+def _whole(number: object) -> int | None:
+    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None

@@ -1,0 +1,72 @@
+"""Host memory of the training process, read about once a second."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT
+from gpuwatch.record import RecordWriter
+
+SLOW_NANOSECONDS = 2_000_000
+"""mallinfo2 walks the free lists: where that takes longer, it is asked one time in sixteen."""
+
+
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's ``struct mallinfo2``."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
+
+class HostMemory:
+    """Resident set, its peak, and the bytes the C allocator has handed out."""
+
+    def __init__(self, record: RecordWriter) -> None:
+        self.record = record
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._mallinfo2 = _mallinfo2()
+        self._turn = 0
+        self._slow = False
+
+    def publish(self) -> None:
+        """Write the readings that this system has."""
+        record = self.record
+        resident = self._resident()
+        if resident is not None:
+            record.values[record.series(HOST_RESIDENT.name)] = resident
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        record.values[record.series(HOST_PEAK.name)] = peak * (1 if sys.platform == "darwin" else 1024)
+        self._turn += 1
+        if self._mallinfo2 is not None and (not self._slow or self._turn % 16 == 0):
+            began = monotonic_ns()
+            information = self._mallinfo2()
+            self._slow = monotonic_ns() - began > SLOW_NANOSECONDS
+            record.values[record.series(HOST_IN_USE.name)] = information.uordblks + information.hblkhd
+
+    def _resident(self) -> int | None:
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                return int(file.read().split()[1]) * self._page
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def _mallinfo2() -> Callable[[], Any] | None:
+    try:
+        function = ctypes.CDLL(None).mallinfo2  # glibc >= 2.33
+    except (OSError, AttributeError):
+        return None
+    function.restype = _MallInfo
+    function.argtypes = []
+    return function

@@ -1,0 +1,132 @@
+"""Optimizers, found by themselves: torch's global step hooks see every one, also those built later.
+
+An optimizer belongs to the run when it holds a parameter of a watched model. Where none does (flat parameters of a
+wrapper), the first one that keeps stepping is taken.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from time import monotonic_ns
+
+import torch
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gpuwatch.layout import Word
+from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.pace import KIND_BITS, MOST_OPTIMIZERS, SHIFT, STEP, Pace
+from gpuwatch_hooks.session import Session
+
+STEPS_TO_ADOPT = 3
+FOREIGN = -1
+_STEP, _STEP_TIME = int(Word.STEP), int(Word.STEP_TIME)
+
+
+class Optimizers:
+    """Which optimizers belong to the run, by identity: a small number each, or :data:`FOREIGN`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.known: dict[int, int] = {}
+        self._references: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._foreign_steps = 0
+
+    def add(self, optimizer: torch.optim.Optimizer, ours: bool = True) -> None:
+        """Remember it, without keeping it alive."""
+        key = id(optimizer)
+        known, references = self.known, self._references
+
+        def forget(_: object) -> None:
+            known.pop(key, None)
+            references.pop(key, None)
+
+        references[key] = weakref.ref(optimizer, forget)
+        taken = set(known.values())
+        free = next(number for number in range(len(taken) + 1) if number not in taken)
+        known[key] = free if ours else FOREIGN
+        # More of them than a note can name (an optimizer per parameter): every step is looked at.
+        self.session.resting_allowed = self.session.resting_allowed and free < MOST_OPTIMIZERS
+
+    def number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Its number, decided once per optimizer."""
+        self.session.know_parameters()
+        ids = self.session.parameter_ids
+        ours = any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+        if not ours and all(number == FOREIGN for number in self.known.values()):
+            self._foreign_steps += 1
+            if self._foreign_steps < STEPS_TO_ADOPT:
+                return FOREIGN  # asked again at its next step
+            ours = True
+        self.add(optimizer, ours)
+        return self.known[id(optimizer)]
+
+
+@guarded("optimizer")
+def step_begin(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
+    """During a look: some optimizer of this process is about to step."""
+    number = optimizers.known.get(id(optimizer))
+    if number is None:
+        number = optimizers.number_of(optimizer)
+    if number != FOREIGN:
+        session = optimizers.session
+        if session.evaluation.open:
+            session.evaluation.judge()
+        session.clock.optimizer_begin()
+
+
+@guarded("optimizer")
+def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
+    """It has stepped."""
+    number = optimizers.known.get(id(optimizer))
+    if number is None:
+        number = optimizers.number_of(optimizer)
+    if number == FOREIGN:
+        return
+    session = optimizers.session
+    pace = session.pace
+    if not pace.looking:
+        rest(pace, number, session)
+        return
+    session.clock.optimizer_end(number)
+    session.gradients.optimizer_end(optimizer)
+    session.evaluation.optimizer_end()
+    session.after_optimizer(monotonic_ns())
+
+
+def rest(pace: Pace, number: int, session: Session) -> None:
+    """A step between two looks: count it in the record, note the moment, and see whether something is due."""
+    now = monotonic_ns()
+    pace.note(now << SHIFT | number << KIND_BITS | STEP)
+    bit = 1 << number
+    if pace.mask and not pace.mask & bit:
+        pace.mask |= bit  # another optimizer in the same step
+        return
+    pace.mask = bit
+    pace.steps = steps = pace.steps + 1
+    words = pace.words
+    words[_STEP_TIME] = now
+    words[_STEP] = steps
+    if steps >= pace.next_look or now >= pace.next_tick:
+        session.after_optimizer(now)
+
+
+def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
+    """Watch every optimizer; the returned function stops it."""
+    optimizers = Optimizers(session)
+
+    def begin(optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
+        if not is_compiling():
+            step_begin(optimizers, optimizer)
+
+    def end(optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
+        if not is_compiling():
+            step_end(optimizers, optimizer)
+
+    def look() -> Callable[[], None]:
+        handle: Callable[[], None] = register_optimizer_step_pre_hook(begin).remove
+        return handle
+
+    session.looks.append(look)
+    return optimizers, register_optimizer_step_post_hook(end).remove

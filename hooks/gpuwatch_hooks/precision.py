@@ -1,0 +1,38 @@
+"""Parameters in float64 that nobody asked for."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from gpuwatch.record import RecordWriter
+
+RULE = "comp-float64"
+READINGS = 3
+"""Looks at the parameters: at the first three ticks, since a model may be cast after attach."""
+
+
+class PrecisionProbe:
+    """Reads the dtype of every parameter, a few times in a run."""
+
+    def __init__(self, record: RecordWriter, models: list[weakref.ref[torch.nn.Module]]) -> None:
+        self.record = record
+        self.models = models
+        self.readings = 0
+
+    def publish(self) -> None:
+        """Say which share of the parameters' elements is float64 while the default dtype is another."""
+        if self.readings >= READINGS or torch.get_default_dtype() == torch.float64:
+            return
+        self.readings += 1
+        wide, total, place = 0, 0, ""
+        for known in self.models:
+            model = known()
+            for name, parameter in () if model is None else model.named_parameters():
+                total += parameter.numel()
+                if parameter.dtype == torch.float64:
+                    wide += parameter.numel()
+                    place = place or f"{type(model).__name__}.{name}"
+        if wide:
+            self.record.observe(RULE, place, f"{wide:,} of {total:,} parameter elements", wide / total)

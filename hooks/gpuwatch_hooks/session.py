@@ -1,0 +1,222 @@
+"""One watched run in this process: record, clock and probes. The first attach makes it, the last detach ends it.
+
+A process has one session at a time: several attaches (a GAN) share it, as they share the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from gpuwatch.catalog import GUARD_FAULTS
+from gpuwatch.layout import State
+from gpuwatch.reader import Snapshot
+from gpuwatch.record import RecordWriter
+from gpuwatch_hooks import guard
+from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.device import DeviceProbe
+from gpuwatch_hooks.evaluation import EvaluationProbe
+from gpuwatch_hooks.gradients import GradientProbe
+from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.memory import HostMemory
+from gpuwatch_hooks.pace import DENSE_STEPS, Pace
+from gpuwatch_hooks.pauses import PauseProbe
+from gpuwatch_hooks.precision import PrecisionProbe
+from gpuwatch_hooks.retention import RetentionProbe
+from gpuwatch_hooks.switches import SwitchProbe
+
+
+class Publishes(Protocol):
+    """A part of the session with something to write now and then."""
+
+    def publish(self) -> None:
+        """Write it."""
+
+
+TICK_NANOSECONDS = 1_000_000_000
+"""How often the rare readings (memory, observations) are written."""
+
+
+class Session:
+    """Everything of one run. ``models`` are weak: watching keeps nothing of the user's alive."""
+
+    def __init__(self, directory: Path, identity: dict[str, object]) -> None:
+        self.record = RecordWriter(directory, identity)
+        self.clock = StepClock(self.record, self._after_step)
+        self.pace = Pace(self.record)
+        self.looks: list[Callable[[], Callable[[], None]]] = []
+        self._closers: list[Callable[[], None]] = []
+        self.resting_allowed = True
+        self.models: list[weakref.ref[torch.nn.Module]] = []
+        self.parameter_ids: set[int] = set()
+        self.mode_ids: set[int] = set()
+        self.evaluation = EvaluationProbe(self.record, self.clock, self.models)
+        self.retention = RetentionProbe(self.record, self.clock)
+        self.gradients = GradientProbe(self.record, self.clock)
+        self.switches = SwitchProbe(self.record, self.clock)
+        self.pauses = PauseProbe(self.record, self.clock)
+        self.precision = PrecisionProbe(self.record, self.models)
+        self.memory = HostMemory(self.record)
+        self.device = DeviceProbe(self.record, self.clock)
+        self.loaders: list[Publishes] = []
+        self.ended = False
+        self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
+        guard.listeners.append(self._fault)
+        _alive.add(self)
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Watch this model's parameters too."""
+        if all(known() is not model for known in self.models):
+            self.models.append(weakref.ref(model))
+        self.know_parameters()
+
+    def forget(self, reference: weakref.ref[torch.nn.Module]) -> None:
+        """Watch this model no longer."""
+        model = reference()
+        self.models[:] = [known for known in self.models if known() is not None and known() is not model]
+        self.know_parameters()
+        self.renew_look()
+
+    def know_parameters(self) -> None:
+        """Take down the identities of all parameters again: models grow, and layers are replaced."""
+        self.parameter_ids = {id(parameter) for model in self.living() for parameter in model.parameters()}
+
+    def living(self) -> Iterable[torch.nn.Module]:
+        """The watched models that still exist."""
+        return [model for known in self.models if (model := known()) is not None]
+
+    def open_look(self) -> None:
+        """All hooks in place, until the next optimizer step."""
+        if self.pace.looking or self.ended:
+            return
+        self.clock.replay(self.pace.notes)
+        self.pace.looking = True
+        self._closers = [put_in_place() for put_in_place in self.looks]
+
+    def close_look(self) -> None:
+        """Only the resting hooks remain."""
+        for remove in self._closers:
+            remove()
+        self._closers = []
+        self.pace.looking = False
+
+    def renew_look(self) -> None:
+        """A model came or went: a look that is open takes that in."""
+        if self.pace.looking:
+            self.close_look()
+            self.pace.looking = True
+            self._closers = [put_in_place() for put_in_place in self.looks]
+
+    def after_optimizer(self, now: int) -> None:
+        """An optimizer has stepped, and a look or a tick may be due."""
+        pace = self.pace
+        if not pace.looking:
+            if now >= pace.next_tick:
+                self.clock.replay(pace.notes)
+                pace.next_tick = now + TICK_NANOSECONDS
+                tick(self)
+            if pace.steps >= pace.next_look:
+                self.open_look()
+            return
+        pace.steps = self.clock.steps
+        if pace.steps >= DENSE_STEPS and self.resting_allowed:
+            pace.mask = self.clock.stepped_mask()
+            pace.rest_until(pace.steps)
+            self.close_look()
+
+    def _after_step(self, now: int) -> None:
+        if self.device.active:
+            self.device.after_step(now)
+        if self.pace.looking and now >= self.pace.next_tick:
+            self.pace.next_tick = now + TICK_NANOSECONDS
+            tick(self)
+
+    def publish(self) -> None:
+        """Write everything that is not written at each step."""
+        parts: tuple[Publishes, ...] = (
+            self.clock,
+            self.evaluation,
+            self.retention,
+            self.gradients,
+            self.switches,
+            self.pauses,
+            self.precision,
+            self.memory,
+            self.device,
+            *self.loaders,
+        )
+        for part in parts:
+            publish_part(part)
+
+    def _fault(self, probe: str, count: int) -> None:
+        self.record.values[self.record.series(GUARD_FAULTS.name, probe=probe)] = count
+
+    def snapshot(self) -> Snapshot:
+        """What a reader of the record would see now."""
+        self.clock.replay(self.pace.notes)
+        self.publish()
+        return self.record.snapshot()
+
+    def finish(self, state: State) -> Snapshot | None:
+        """End the run: last readings, the end mark, the lease given up. None when it had ended before."""
+        if self.ended:
+            return None
+        self.close_look()
+        self.ended = True
+        finish_clock(self)
+        self.publish()
+        self.pauses.stop()
+        self.device.stop()
+        self.record.close(state)
+        self.pace.words = self.record.words
+        guard.listeners.remove(self._fault)
+        return self.record.snapshot()
+
+
+_alive: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@guarded("tick")
+def tick(session: Session) -> None:
+    """The rare readings, about once a second, between two steps."""
+    session.publish()
+
+
+@guarded("publish")
+def publish_part(part: Publishes) -> None:
+    """One probe's own writing: a fault there must not lose the others'."""
+    part.publish()
+
+
+@guarded("clock")
+def finish_clock(session: Session) -> None:
+    """Close the open step."""
+    session.clock.replay(session.pace.notes)
+    if session.evaluation.open:
+        session.evaluation.judge()
+    session.clock.finish()
+
+
+@guarded("fork")
+def _after_fork() -> None:
+    # A child's hooks run on, but store into private memory; it prints no summary and ends no run.
+    for session in list(_alive):
+        session.ended = True
+        session.record.after_fork_in_child()
+        session.pace.words = session.record.words
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def end_state() -> State:
+    """How this process is ending: the interpreter keeps an exception that nothing caught."""
+    uncaught = getattr(sys, "last_value", None) or getattr(sys, "last_exc", None)
+    return State.CLEAN if uncaught is None else State.EXCEPTION
