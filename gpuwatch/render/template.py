@@ -54,7 +54,8 @@ def humanized(number: float, unit: str) -> str:
     if unit == "bytes":
         return _scaled(number, 1024, ("", "ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi")) + "B"
     if unit == "hertz":
-        return _scaled(number, 1000, ("", "k", "M", "G", "T", "P", "E", "Z", "Y")) + "Hz"
+        large = _scaled(number, 1000, ("", "k", "M", "G", "T", "P", "E", "Z", "Y"))
+        return f"{large if abs(number) >= 1 else _small(number)}Hz"
     if unit == "celsius":
         return f"{number:.0f} °C"
     if unit == "count":
@@ -74,14 +75,8 @@ _TEMPLATES = {
 
 def _duration(seconds: float) -> str:
     # Prometheus' humanizeDuration: whole seconds from a minute on, SI prefixes below a second.
-    if seconds == 0:
-        return "0s"
     if abs(seconds) < 1:
-        for prefix in "munpfaz":
-            seconds *= 1000
-            if abs(seconds) >= 1:
-                return f"{seconds:.4g}{prefix}s"
-        return f"{seconds * 1000:.4g}ys"
+        return f"{_small(seconds)}s"
     sign, whole = ("-" if seconds < 0 else ""), int(abs(seconds))
     days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
     if days:
@@ -91,6 +86,16 @@ def _duration(seconds: float) -> str:
     if minutes:
         return f"{sign}{minutes}m {rest}s"
     return f"{sign}{abs(seconds):.4g}s"
+
+
+def _small(number: float) -> str:
+    if number == 0:
+        return "0"
+    for prefix in "munpfaz":
+        number *= 1000
+        if abs(number) >= 1:
+            return f"{number:.4g}{prefix}"
+    return f"{number * 1000:.4g}y"
 
 
 def _scaled(number: float, base: int, prefixes: tuple[str, ...]) -> str:
