@@ -23,6 +23,7 @@ def _switch(
     gain: str,
     removable: Expr | None = _AUTOGRAD_SHARE,
     notes: str = "",
+    techniques: tuple[str, ...] = ("T11",),
 ) -> Rule:
     """A rule for a switch: what differs between them is text."""
     return Rule(
@@ -37,7 +38,7 @@ def _switch(
         fix=fix,
         gain=Gain(gain, removable=removable),
         check=check,
-        techniques=("T11",),
+        techniques=techniques,
         notes=notes,
         observed=True,
         examples=(
@@ -68,6 +69,7 @@ RULES = (
         "`stop()`.",
         "Steps per second rise and host memory stops growing.",
         "what recording adds to each operation",
+        techniques=("T11", "T29"),
     ),
     _switch(
         "debug-env-sync",
