@@ -48,7 +48,7 @@ def _fires_when(rule: Rule) -> str:
     opening = f"This holds for {minutes}:" if rule.hold_minutes else "As soon as this holds:"
     text = f"{opening}\n\n```promql\n{promql(rule, rule.when)}\n```"
     if rule.critical_when is not None:
-        text += f"\n\nIt is critical when this holds too:\n\n```promql\n{promql(rule, rule.critical_when)}\n```"
+        text += f"\n\nIt is critical when this holds as long:\n\n```promql\n{promql(rule, rule.critical_when)}\n```"
     return text
 
 
