@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING
 from gpuwatch import postmortem, service
 from gpuwatch.config import DEFAULT_PORT
 from gpuwatch.layout import State
-from gpuwatch.lifecycle import headline
+from gpuwatch.lifecycle import Shelf
 from gpuwatch.nvml import Nvml
-from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.reader import RecordError, read
 from gpuwatch.sampler import Sampler
 from gpuwatch.web import Server, application
 
@@ -80,7 +81,7 @@ def _address(listen: str | tuple[str, int]) -> tuple[str, int]:
         host, number = listen[0], str(listen[1])
     else:
         host, _, number = listen.rpartition(":")
-    if not host or not (number.isascii() and number.isdigit()) or int(number) > 65535:
+    if not host or not re.fullmatch("[0-9]{1,5}", number) or int(number) > 65535:
         raise UsageError(f"cannot listen on {listen!r}: expected HOST:PORT, such as {DEFAULT_LISTEN}")
     return host.removeprefix("[").removesuffix("]"), int(number)
 
@@ -117,20 +118,20 @@ def _signals_held_back() -> Iterator[None]:
 
 def _watch(directory: Path, exit_when_idle: float | None) -> None:
     """Write post-mortems until a signal says to end, or until no rank has lived for long enough."""
-    ended: dict[Path, Snapshot] = {}
+    shelf, buried = Shelf(directory), set[Path]()
     complaints: set[str] = set()
     lived = time.monotonic()
     while True:
         began = time.monotonic()
         try:
-            snapshots, _ = read_all(directory, ended)
+            snapshots, _ = shelf.look()
         except OSError:
             snapshots = []  # the metrics say so
-        died = [snapshot for snapshot in snapshots if not snapshot.up and snapshot.path not in ended]
-        for snapshot in died:
-            _bury(directory, snapshot, complaints)
-        ended = {path: ended[path] for snapshot in snapshots if (path := snapshot.path) in ended}
-        ended.update({snapshot.path: headline(snapshot) for snapshot in died})
+        dead = [snapshot for snapshot in snapshots if not snapshot.up]
+        for snapshot in dead:
+            if snapshot.path not in buried and snapshot.state < State.CLEAN:
+                _bury(directory, snapshot.path, complaints)
+        buried = {snapshot.path for snapshot in dead}
         now = time.monotonic()
         if any(snapshot.up for snapshot in snapshots):
             lived = now
@@ -142,10 +143,12 @@ def _watch(directory: Path, exit_when_idle: float | None) -> None:
             return
 
 
-def _bury(directory: Path, snapshot: Snapshot, complaints: set[str]) -> None:
-    """Write a post-mortem if the rank left no end mark. What goes wrong is said once."""
-    if snapshot.state >= State.CLEAN:
-        return
+def _bury(directory: Path, record: Path, complaints: set[str]) -> None:
+    """Write the post-mortem of a rank that left no end mark. What goes wrong is said once."""
+    try:
+        snapshot = read(record)
+    except (OSError, RecordError):
+        return  # removed or changed meanwhile
     try:
         written = postmortem.write(directory, snapshot)
     except OSError as error:

@@ -6,6 +6,7 @@ then a tombstone for an hour. No series is published twice, and one source that 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -35,9 +36,9 @@ from gpuwatch.catalog import (
     STEP_SECONDS,
 )
 from gpuwatch.expr import Metric as Entry
-from gpuwatch.lifecycle import headline, last_seen, newest
+from gpuwatch.lifecycle import Shelf, last_seen, newest
 from gpuwatch.rankseries import Histogram, RankSeries, clean, rank_series, tombstone
-from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.reader import RecordError, Snapshot, read
 from gpuwatch.sampler import Sampler, gpu_labels, gpu_series
 from gpuwatch.version import __version__
 
@@ -61,10 +62,10 @@ class Exporter(Collector):
     """A collector for a registry of prometheus_client; safe to be scraped by several threads at once."""
 
     def __init__(self, directory: Path, sampler: Sampler) -> None:
-        self._directory = directory
+        self._shelf = Shelf(directory)
         self._sampler = sampler
         self._lock = threading.Lock()
-        self._buried: dict[Path, Snapshot] = {}
+        self._buried: set[Path] = set()
         self._records_read_at: float | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -79,19 +80,17 @@ class Exporter(Collector):
     def _add_records(self, table: _Table) -> None:
         began = time.monotonic()
         try:
-            snapshots, rejected = read_all(self._directory, self._buried)
+            snapshots, rejected = self._shelf.look()
         except OSError:
             _add_health(table, "records", False, time.monotonic() - began, self._records_read_at)
             return
-        self._buried = {path: self._buried[path] for snapshot in snapshots if (path := snapshot.path) in self._buried}
         dropped = 0
         for snapshot in newest(snapshots):
             published = self._rank(snapshot)
             if published is not None:
                 table.put_rank(clean(snapshot.run), clean(str(snapshot.rank)), published)
                 dropped += published.dropped
-        # A record whose process is gone changes no more: a little is kept of it, and it is not read again.
-        self._buried.update({dead.path: headline(dead) for dead in snapshots if not dead.up})
+        self._buried = {snapshot.path for snapshot in snapshots if not snapshot.up}
         table.put(RECORDS, (), (), len(snapshots))
         table.put(SERIES_DROPPED, (), (), dropped)
         for reason, count in Counter(_reason(name, text) for name, text in rejected).items():
@@ -105,7 +104,10 @@ class Exporter(Collector):
             return rank_series(snapshot)
         if time.time() - last_seen(snapshot) > TOMBSTONE_SECONDS:
             return None
-        return tombstone(snapshot) if snapshot.path in self._buried else rank_series(snapshot)
+        if snapshot.path not in self._buried:
+            with contextlib.suppress(OSError, RecordError):  # removed meanwhile
+                return rank_series(read(snapshot.path))
+        return tombstone(snapshot)
 
     def _add_gpus(self, table: _Table) -> None:
         sample, last = self._sampler.latest(), self._sampler.last_collected()

@@ -14,10 +14,10 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpuwatch.advisor import Finding, advise_gpu
 from gpuwatch.catalog import GPU_THROTTLED
-from gpuwatch.lifecycle import headline, last_seen
+from gpuwatch.lifecycle import Shelf, last_seen
 from gpuwatch.nvml import GpuReading
 from gpuwatch.pagestyle import STYLE
-from gpuwatch.reader import RecordError, Snapshot, read, read_all
+from gpuwatch.reader import RecordError, Snapshot, read
 from gpuwatch.report.document import Document, RankPart, document, state_of
 from gpuwatch.report.runs import started_together
 from gpuwatch.report.wording import (
@@ -48,20 +48,18 @@ HOW_TO_ATTACH = "import gpuwatch\n\ngpuwatch.attach(model, loader)  # before the
 
 
 class StatusPage:
-    """The page of one directory of records. Keeps a little of every ended record, so as not to read it each time."""
+    """The page of one directory of records."""
 
     def __init__(self, directory: Path, sampler: Sampler) -> None:
-        self._directory = directory
+        self._shelf = Shelf(directory)
         self._sampler = sampler
         self._lock = threading.Lock()
-        self._ended: dict[Path, Snapshot] = {}
 
     def render(self) -> bytes:
         """The page as it is now. Raises OSError when the directory cannot be read."""
         with self._lock:
-            snapshots, rejected = read_all(self._directory, self._ended)
-            self._ended = {snapshot.path: headline(snapshot) for snapshot in snapshots if not snapshot.up}
-        root, body = _frame(self._directory)
+            snapshots, rejected = self._shelf.look()
+        root, body = _frame(self._shelf.directory)
         runs = list(_runs(snapshots))
         if not runs:
             _nothing_yet(body)
@@ -101,7 +99,7 @@ def _runs(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
 
 def _whole(snapshot: Snapshot) -> Snapshot:
     """The record with everything, where only its headline was kept."""
-    if snapshot.up or snapshot.series:
+    if snapshot.up:
         return snapshot
     try:
         return read(snapshot.path)

@@ -125,17 +125,19 @@ def read(path: Path) -> Snapshot:
 
 
 def read_all(
-    directory: Path, known: Mapping[Path, Snapshot] = _NOTHING
+    directory: Path, known: Mapping[Path, Snapshot] = _NOTHING, trim: Callable[[Snapshot], Snapshot] | None = None
 ) -> tuple[list[Snapshot], list[tuple[str, str]]]:
     """Every record of a directory, oldest first, and ``(file name, reason)`` for what could not be read.
 
     Records in ``known`` are not read again but taken from there: for those whose process is gone, which change no
-    more. Raises OSError when the directory cannot be listed; one that does not exist is empty.
+    more. ``trim`` cuts each down as it is read. Raises OSError when the directory cannot be listed; one that does not
+    exist is empty.
     """
     snapshots, rejected = [], []
     for path in _record_files(directory):
         try:
-            snapshots.append(known[path] if path in known else read(path))
+            snapshot = known[path] if path in known else read(path)
+            snapshots.append(snapshot if trim is None else trim(snapshot))
         except FileNotFoundError:
             continue  # removed between the listing and the look
         except RecordError as reason:

@@ -144,7 +144,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         passed["PYTHONPATH"] = os.pathsep.join(paths)
     else:
         passed.pop("PYTHONPATH", None)
-    passed["PYTHONSAFEPATH"] = "1"
+    passed["PYTHONSAFEPATH"] = "1"  # where `-m` would look first: the directory it starts in
     return passed
 
 
