@@ -43,7 +43,7 @@ class UsageError(ValueError):
 
 
 def serve(
-    listen: str | tuple[str, int],
+    listen: str,
     directory: Path,
     *,
     exit_when_idle: float | None = None,
@@ -76,11 +76,8 @@ def serve(
         return 2
 
 
-def _address(listen: str | tuple[str, int]) -> tuple[str, int]:
-    if isinstance(listen, tuple):
-        host, number = listen[0], str(listen[1])
-    else:
-        host, _, number = listen.rpartition(":")
+def _address(listen: str) -> tuple[str, int]:
+    host, _, number = listen.rpartition(":")
     if not host or not re.fullmatch("[0-9]{1,5}", number) or int(number) > 65535:
         raise UsageError(f"cannot listen on {listen!r}: expected HOST:PORT, such as {DEFAULT_LISTEN}")
     return host.removeprefix("[").removesuffix("]"), int(number)
