@@ -104,6 +104,14 @@ def serve(
     )
 
 
+def refused(process: subprocess.Popen[str]) -> str:
+    """What a daemon that cannot serve says: one line, with status 2."""
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2, errors
+    assert errors.count("\n") == 1, errors
+    return errors
+
+
 @contextlib.contextmanager
 def daemon(
     directory: Path, listen: str = "127.0.0.1:0", environ: Mapping[str, str] | None = None, **options: object
