@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gpuwatch.config import DEFAULT_PORT, record_directory
 from gpuwatch.reader import Snapshot, read_all
@@ -19,9 +19,6 @@ from gpuwatch.report.wording import counted
 from gpuwatch.rulebook import RULES, RULES_BY_ID
 from gpuwatch.rulebook.rule import Rule
 from gpuwatch.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 DONE, FAILED = 0, 2
 INTERRUPTED = 130
@@ -121,7 +118,7 @@ def _report(arguments: argparse.Namespace) -> int:
     # The renderings load when they are asked for: `gpuwatch serve` needs none of them.
     from gpuwatch.report.document import document
     from gpuwatch.report.html import page
-    from gpuwatch.report.terminal import rendered
+    from gpuwatch.report.terminal import rendered, show
 
     report = document(select_run(_read(arguments.dir or record_directory()), arguments.run))
     if arguments.html is not None:
@@ -132,7 +129,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     elif arguments.html is None:
-        _print(rendered(report, sys.stdout.encoding))
+        show(rendered(report, sys.stdout.encoding))
     else:
         print(f"wrote {arguments.html}")
     return DONE
@@ -175,10 +172,11 @@ def _explain(arguments: argparse.Namespace) -> int:
     from rich.markdown import Markdown
 
     from gpuwatch.render.runbooks import runbook
+    from gpuwatch.report.terminal import show
 
     text = runbook(_rule(arguments.rule))
     if sys.stdout.isatty():
-        _print(Markdown(text))
+        show(Markdown(text))
     else:
         print(text)
     return DONE
@@ -208,16 +206,6 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise
     except OSError as error:
         raise UsageError(f"the demo cannot run: {error}") from None
-
-
-def _print(content: RenderableType) -> None:
-    from rich.console import Console
-
-    # Captured first: rich ends the process on a broken pipe in a way of its own.
-    console = Console()
-    with console.capture() as captured:
-        console.print(content)
-    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
 
 
 def _complain(message: str) -> int:

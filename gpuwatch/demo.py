@@ -18,19 +18,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from gpuwatch import config
 from gpuwatch.reader import RecordError, Snapshot, read, read_all
-from gpuwatch.report.document import Document, document
-from gpuwatch.report.terminal import rendered
+from gpuwatch.report.document import document
+from gpuwatch.report.shape import Document
+from gpuwatch.report.terminal import heading, rendered, show
 from gpuwatch.report.wording import NOT_KNOWN, rate, said
 
-STEPS = 200
+STEPS = 250
 """Steps of each run; below about 100 the slowest detector has seen too little."""
 
 SCRIPT = "demo_training.py"
@@ -74,30 +74,27 @@ def demo(without: Sequence[str] = (), steps: int = STEPS) -> int:
     if importlib.util.find_spec("torch") is None:
         raise DemoError("the demo trains a model and needs torch: pip install torch")
     planted = [fault for fault in FAULTS if fault.name not in without]
-    console, progress_console = Console(), Console(stderr=True)
-    console.print(
+    show(
         Text(
             f"A small character-level transformer learns Python's manual topics, {steps} steps, twice: first with "
             f"planted faults ({'; '.join(fault.planted for fault in planted) or 'none'}), then with the advice applied."
         )
     )
-    with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as scratch, _progress(progress_console, steps) as bars:
+    with tempfile.TemporaryDirectory(prefix="gpuwatch-demo-") as scratch, _progress() as bars:
         training = Training(Path(scratch), steps)
         before = training.run("demo-planted", without, bars, "with planted faults")
         after = training.run("demo-repaired", [fault.name for fault in FAULTS], bars, "with the advice applied")
-    console.print(Text())
-    console.print(rendered(before.report, console.encoding))
-    console.print(Text())
-    console.print(rendered(after.report, console.encoding))
-    console.print(Text())
-    console.print(Rule(Text("before and after", "bold"), align="left", characters="─" if _unicode(console) else "-"))
-    console.print(comparison(before, after))
-    console.print(Text(gone_line(before.report, after.report)))
+    encoding = sys.stdout.encoding
+    show(Group(Text(), rendered(before.report, encoding), Text(), rendered(after.report, encoding), Text()))
+    show(
+        Group(heading("before and after", encoding), comparison(before, after), gone_line(before.report, after.report))
+    )
     return 0
 
 
 @contextlib.contextmanager
-def _progress(console: Console, steps: int) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
+    console = Console(stderr=True)
     bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as bars:
         yield bars
@@ -184,16 +181,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _unicode(console: Console) -> bool:
-    return console.encoding.startswith("utf")
-
-
 def comparison(before: Outcome, after: Outcome) -> Table:
     """What was measured in both runs, side by side."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("")
-    for heading in ("planted faults", "advice applied", ""):
-        table.add_column(heading, justify="right")
+    for name in ("planted faults", "advice applied", ""):
+        table.add_column(name, justify="right")
     old, new = before.report, after.report
     speeds = old["time"]["steps_per_second"], new["time"]["steps_per_second"]
     medians = old["time"]["step_seconds"]["p50"], new["time"]["step_seconds"]["p50"]

@@ -15,9 +15,10 @@ from rich.console import Console
 from gpuwatch.catalog import DEVICE_ACTIVE_PEAK, DEVICE_CAPACITY, HOST_PEAK, RANK_EXIT_INFO
 from gpuwatch.layout import State, Word
 from gpuwatch.reader import Snapshot, read
-from gpuwatch.report.document import Document, document
+from gpuwatch.report.document import document
 from gpuwatch.report.html import page
 from gpuwatch.report.runs import RunError, find_run, select_run
+from gpuwatch.report.shape import Document
 from gpuwatch.report.summary import summary_lines
 from gpuwatch.report.terminal import rendered
 from tests.recorded import USUAL_STEP, write_run
@@ -301,7 +302,7 @@ def test_the_page_has_bars_ranks_and_findings(tmp_path: Path) -> None:
 def test_the_summary_says_speed_time_memory_and_each_finding_in_two_lines(tmp_path: Path) -> None:
     writer = write_run(tmp_path, observations=[GRAPHS], state=None)
     lines = summary_lines(writer.snapshot())
-    assert lines[0] == "gpuwatch: train: 200 steps, 10 steps/s; a step: median 100 ms, 95 % 100 ms, 99 % 100 ms"
+    assert lines[0] == "gpuwatch: train: 200 steps, 10 steps/s; a step: median 100 ms, p95 100 ms, p99 100 ms"
     assert lines[1] == "  time: data 30 %, forward 20 %, backward 40 %, optimizer 5.0 %, other 5.0 %"
     assert lines[2].startswith("  memory: host peak 512 MiB")
     assert [line.split(":")[0].strip() for line in lines[3:7]] == ["warn", "fix", "warn", "fix"]

@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TypedDict
 
 from gpuwatch.advisor import Finding, advise, worth
 from gpuwatch.catalog import (
@@ -37,6 +36,7 @@ from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import settled, window_gauges
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot
+from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
 
 STATES = ("killed", "exception", "running", "detached", "clean")
 """States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
@@ -44,87 +44,6 @@ STATES = ("killed", "exception", "running", "detached", "clean")
 _KILLED = "gone without an end mark: killed, or crashed in native code"
 _EXCEPTION = "ended by an exception"
 _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
-
-
-class PhaseTime(TypedDict):
-    """Time in a phase, and its share of all time in training steps."""
-
-    seconds: float | None
-    share: float | None
-
-
-class TimePart(TypedDict):
-    """Where the time went. Seconds of several ranks are their mean, ``step_seconds`` the slowest rank's."""
-
-    steps: int
-    batches: int | None
-    seconds: float | None
-    steps_per_second: float | None
-    step_seconds: dict[str, float | None]
-    phases: dict[str, PhaseTime]
-    evaluation_seconds: float | None
-    evaluation_forwards: int | None
-    epoch_start_seconds: float | None
-    epoch_starts: int | None
-    between_seconds: float | None
-
-
-class MemoryPart(TypedDict):
-    """Memory in bytes; of several ranks the largest."""
-
-    host_resident_bytes: int | None
-    host_peak_bytes: int | None
-    host_in_use_bytes: int | None
-    device_allocated_bytes: int | None
-    device_active_peak_bytes: int | None
-    device_reserved_bytes: int | None
-    device_capacity_bytes: int | None
-    alloc_retries: int | None
-    ooms: int | None
-
-
-class RankPart(TypedDict):
-    """One rank in short."""
-
-    rank: int
-    state: str
-    cause: str | None
-    pid: int
-    steps: int
-    steps_per_second: float | None
-    step_seconds: dict[str, float | None]
-    data_share: float | None
-    host_peak_bytes: int | None
-    device_active_peak_bytes: int | None
-    record: str
-
-
-class RunPart(TypedDict):
-    """What ran, and how it ended."""
-
-    name: str
-    state: str
-    cause: str | None
-    started: str
-    ended: str | None
-    run_seconds: float
-    steps: int
-    world_size: int | None
-    script: str | None
-    python: str | None
-    torch: str | None
-    device: str | None
-    record: str
-    ranks: list[RankPart]
-
-
-class Document(TypedDict):
-    """A run: what ran, its time, its memory and its findings, most valuable first."""
-
-    run: RunPart
-    time: TimePart
-    memory: MemoryPart
-    findings: list[dict[str, object]]
 
 
 def document(snapshots: Sequence[Snapshot]) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from gpuwatch.report.document import Document, MemoryPart, RunPart, TimePart
+from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from gpuwatch.report.document import Document, MemoryPart, RunPart, TimePart
+from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,
@@ -31,9 +32,18 @@ _STATE_STYLES = {"killed": "red", "exception": "red", "running": "green"}
 _PHASE_STYLES = {"data": "red", "forward": "green", "backward": "blue", "optimizer": "magenta", "other": "white"}
 
 
-def show(report: Document, console: Console) -> None:
-    """Print the report."""
-    console.print(rendered(report, console.encoding))
+def show(content: RenderableType) -> None:
+    """Print to standard output, in colour on a terminal only. Raises BrokenPipeError when nobody reads any more."""
+    console = Console()
+    with console.capture() as captured:  # rich would end the process on a broken pipe, in a way of its own
+        console.print(content)
+    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
+    sys.stdout.flush()
+
+
+def heading(text: str, encoding: str = "utf-8") -> Rule:
+    """A line across the terminal that begins with this text."""
+    return Rule(Text(printable(text), "bold"), align="left", characters="─" if _wide(encoding) else "-")
 
 
 def rendered(report: Document, encoding: str = "utf-8") -> RenderableType:
@@ -41,7 +51,7 @@ def rendered(report: Document, encoding: str = "utf-8") -> RenderableType:
     run, findings = report["run"], report["findings"]
     wide = _wide(encoding)
     parts: list[RenderableType] = [
-        Rule(Text(f"gpuwatch: {printable(run['name'])}", "bold"), align="left", characters="─" if wide else "-"),
+        heading(f"gpuwatch: {run['name']}", encoding),
         *_identity(run),
         Text(),
         *_time(report["time"], wide),
@@ -105,8 +115,8 @@ def _ranks(run: RunPart) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rank")
     table.add_column("state")
-    for heading in ("steps", "median step", "data wait", "host peak", "device peak"):
-        table.add_column(heading, justify="right")
+    for name in ("steps", "median step", "data wait", "host peak", "device peak"):
+        table.add_column(name, justify="right")
     for rank in run["ranks"]:
         table.add_row(
             str(rank["rank"]),
@@ -133,9 +143,9 @@ def _finding(number: int, finding: Mapping[str, object], world: int) -> Iterator
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for heading in ("where", "fix", "gain", "check"):
-        if finding[heading]:
-            table.add_row(heading, Text(printable(str(finding[heading]))))
+    for name in ("where", "fix", "gain", "check"):
+        if finding[name]:
+            table.add_row(name, Text(printable(str(finding[name]))))
     ranks = ranks_of(finding, world)
     if ranks:
         table.add_row("who", ranks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpuwatch.advisor import spoken
 from gpuwatch.history import FEWEST_STEPS, WARM_UP_STEPS
-from gpuwatch.report.document import Document, MemoryPart, RunPart, TimePart
+from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
 
 NOT_KNOWN = "not known"
 
@@ -61,7 +61,7 @@ def speed_line(time: TimePart) -> str:
     line = counted(time["steps"], "step")
     if time["steps_per_second"] is not None:
         line += f", {rate(time['steps_per_second'])}"
-    named = {"p50": "median", "p95": "95 %", "p99": "99 %"}
+    named = {"p50": "median", "p95": "p95", "p99": "p99"}
     known = [
         f"{named[name]} {said(seconds, 'seconds')}"
         for name, seconds in time["step_seconds"].items()
