@@ -76,6 +76,9 @@ LOADER_ITEM_SECONDS = _rank(
 CPU_BUDGET = _rank(
     "cpu_budget_cores", "gauge", "cores", "Cores this rank may use: affinity and cgroup quota over the node's ranks."
 )
+CPU_WAIT_SECONDS = _rank(
+    "cpu_wait_seconds_total", "counter", "seconds", "Time the training thread was ready to run but had no core."
+)
 
 # -- the recent window, computed by the reader from the record's ring of steps -----------------------------------------
 WINDOW_STEP_SECONDS = _rank(

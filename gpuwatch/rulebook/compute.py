@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.catalog import (
+    CPU_WAIT_SECONDS,
     GC_LONGEST,
     GC_PAUSE_SECONDS,
     GC_PAUSES,
@@ -17,6 +18,11 @@ from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, obser
 
 _MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
 _MEDIAN_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
+# The share of time that slow steps cost is 1 - median / mean. Where the thread waited for a core for half of that or
+# more, the machine is crowded: true, but no fault of the program.
+_EXPLAINED = one_minus(Const(1) / WINDOW_JITTER_RATIO) * 0.5
+_CROWDED = CPU_WAIT_SECONDS / PHASE_SECONDS >= _EXPLAINED
+
 _GC_SHARE = Rate(GC_PAUSE_SECONDS) / Rate(PHASE_SECONDS)
 
 
@@ -35,7 +41,9 @@ RULES = (
         severity="warn",
         scope="rank",
         # The floor of 20 ms keeps the scheduler's noise on a busy machine out: it comes in a few milliseconds.
-        when=(WINDOW_SLOW_RATIO >= 0.05) & (WINDOW_SLOW_EXCESS_SECONDS >= 0.02) & (WINDOW_JITTER_RATIO >= 1.1),
+        when=(
+            (WINDOW_SLOW_RATIO >= 0.05) & (WINDOW_SLOW_EXCESS_SECONDS >= 0.02) & (WINDOW_JITTER_RATIO >= 1.1)
+        ).unless(_CROWDED),
         hold_minutes=5,
         value=Quantity("share", WINDOW_SLOW_RATIO, "ratio"),
         quantities=(
@@ -59,6 +67,15 @@ RULES = (
                     WINDOW_JITTER_RATIO.name: flat(1.4), _MEDIAN_KEY: flat(0.05),
                 },
                 True,
+            ),
+            Example(
+                "a machine shared by too many processes",
+                {
+                    WINDOW_SLOW_RATIO.name: flat(0.1), WINDOW_SLOW_EXCESS_SECONDS.name: flat(0.05),
+                    WINDOW_JITTER_RATIO.name: flat(1.25), CPU_WAIT_SECONDS.name: ramp(9),
+                    series_key(PHASE_SECONDS.name, {"phase": "forward"}): ramp(58),
+                },
+                False,
             ),
             Example(
                 "a scheduler's hiccups",

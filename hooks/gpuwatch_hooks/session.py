@@ -21,6 +21,7 @@ from gpuwatch.reader import Snapshot
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import guard
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.contention import CoreWait
 from gpuwatch_hooks.device import DeviceProbe
 from gpuwatch_hooks.evaluation import EvaluationProbe
 from gpuwatch_hooks.gradients import GradientProbe
@@ -64,6 +65,7 @@ class Session:
         self.pauses = PauseProbe(self.record, self.clock)
         self.precision = PrecisionProbe(self.record, self.models)
         self.memory = HostMemory(self.record)
+        self.core_wait = CoreWait(self.record)
         self.device = DeviceProbe(self.record, self.clock)
         self.loaders: list[Publishes] = []
         self.ended = False
@@ -149,6 +151,7 @@ class Session:
             self.pauses,
             self.precision,
             self.memory,
+            self.core_wait,
             self.device,
             *self.loaders,
         )
