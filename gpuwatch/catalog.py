@@ -73,6 +73,9 @@ LOADER_PERSISTENT = _rank("loader_persistent_workers", "gauge", "bool", "1 when 
 LOADER_ITEM_SECONDS = _rank(
     "loader_item_seconds", "gauge", "seconds", "Median cost of one item of a batch loaded on the training thread."
 )
+WORKER_CPU_WAIT = _rank(
+    "loader_worker_cpu_wait_ratio", "gauge", "ratio", "Share of its running time a loader worker waited for a core."
+)
 CPU_BUDGET = _rank(
     "cpu_budget_cores", "gauge", "cores", "Cores this rank may use: affinity and cgroup quota over the node's ranks."
 )
@@ -107,6 +110,7 @@ OOMS = _rank("ooms_total", "counter", "1", "Out-of-memory errors the allocator r
 # -- the interpreter ---------------------------------------------------------------------------------------------------
 GC_PAUSES = _rank("gc_pauses_total", "counter", "1", "Full (oldest generation) garbage collections.")
 GC_PAUSE_SECONDS = _rank("gc_pause_seconds_total", "counter", "seconds", "Time in full garbage collections.")
+GC_ENABLED = _rank("gc_enabled", "gauge", "bool", "1 while automatic garbage collection is on.")
 GC_LONGEST = _rank("gc_longest_pause_seconds", "gauge", "seconds", "The longest full collection so far.")
 
 # -- findings ----------------------------------------------------------------------------------------------------------

@@ -141,13 +141,18 @@ def slow_steps(rows: Sequence[Row]) -> list[Row]:
 
     Mean and deviation would not do: among 15 planted outliers and one first step of 30 s, mean + 3 sigma finds one.
     """
-    totals = [row[Column.TOTAL] for row in rows]
+    # Collections have a rule of their own: their time is taken off.
+    totals = [row[Column.TOTAL] - row[Column.GC] for row in rows]
     median = statistics.median(totals)
     spread = 1.4826 * statistics.median(abs(total - median) for total in totals)
     limit = max(median + 6 * spread, 1.5 * median)
     sizes = [row[Column.ELEMENTS] for row in rows if not math.isnan(row[Column.ELEMENTS])]
     usual = statistics.median(sizes) if sizes else math.nan
-    return [row for row in rows if row[Column.TOTAL] > limit and not row[Column.ELEMENTS] > LARGER_BATCH * usual]
+    return [
+        row
+        for row, total in zip(rows, totals, strict=True)
+        if total > limit and not row[Column.ELEMENTS] > LARGER_BATCH * usual
+    ]
 
 
 def slow_phase(rows: Sequence[Row]) -> str | None:

@@ -18,8 +18,9 @@ from gpuwatch.lifecycle import Shelf, last_seen
 from gpuwatch.nvml import GpuReading
 from gpuwatch.pagestyle import STYLE
 from gpuwatch.reader import RecordError, Snapshot, read
-from gpuwatch.report.document import Document, RankPart, document, state_of
+from gpuwatch.report.document import document, state_of
 from gpuwatch.report.runs import started_together
+from gpuwatch.report.shape import Document, RankPart
 from gpuwatch.report.wording import (
     beside_line,
     counted,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from gpuwatch.catalog import (
     CPU_WAIT_SECONDS,
+    GC_ENABLED,
     GC_LONGEST,
     GC_PAUSE_SECONDS,
     GC_PAUSES,
     PHASE_SECONDS,
+    STEPS,
     WINDOW_JITTER_RATIO,
     WINDOW_SLOW_EXCESS_SECONDS,
     WINDOW_SLOW_RATIO,
@@ -23,6 +25,8 @@ _MEDIAN_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
 _EXPLAINED = one_minus(Const(1) / WINDOW_JITTER_RATIO) * 0.5
 _CROWDED = CPU_WAIT_SECONDS / PHASE_SECONDS >= _EXPLAINED
 
+# Automatic collection off, and one by hand now and then, is what this rule recommends.
+_SCHEDULED = GC_ENABLED.equals(0) & (GC_PAUSES / STEPS <= 0.2)
 _GC_SHARE = Rate(GC_PAUSE_SECONDS) / Rate(PHASE_SECONDS)
 
 
@@ -101,7 +105,9 @@ RULES = (
         severity="warn",
         scope="rank",
         # Five pauses: a few are normal while a program starts, and a short run must not be judged by one.
-        when=((GC_PAUSES >= 5) & (_GC_SHARE >= 0.02)) | ((GC_PAUSES >= 3) & (GC_LONGEST >= 0.1) & (_GC_SHARE >= 0.01)),
+        when=(
+            ((GC_PAUSES >= 5) & (_GC_SHARE >= 0.02)) | ((GC_PAUSES >= 3) & (GC_LONGEST >= 0.1) & (_GC_SHARE >= 0.01))
+        ).unless(_SCHEDULED),
         value=Quantity("share", _GC_SHARE, "ratio"),
         quantities=(Quantity("pauses", GC_PAUSES, "count"), Quantity("longest", GC_LONGEST, "seconds")),
         because=(
@@ -125,6 +131,18 @@ RULES = (
                 "long automatic pauses",
                 {GC_PAUSES.name: ramp(4), GC_PAUSE_SECONDS.name: ramp(0.9), GC_LONGEST.name: flat(0.3),
                  **_loop(58)},
+                True,
+            ),
+            Example(
+                "automatic collection off, one by hand every ten steps",
+                {GC_PAUSES.name: ramp(60), GC_PAUSE_SECONDS.name: ramp(9), GC_LONGEST.name: flat(0.18),
+                 GC_ENABLED.name: flat(0), STEPS.name: ramp(600), **_loop(40)},
+                False,
+            ),
+            Example(
+                "automatic collection off, one by hand at every step",
+                {GC_PAUSES.name: ramp(600), GC_PAUSE_SECONDS.name: ramp(30), GC_LONGEST.name: flat(0.08),
+                 GC_ENABLED.name: flat(0), STEPS.name: ramp(600), **_loop(55)},
                 True,
             ),
             Example(

@@ -13,6 +13,7 @@ from gpuwatch.catalog import (
     PHASE_SECONDS,
     WINDOW_STEP_SECONDS,
     WINDOW_WAIT_SECONDS,
+    WORKER_CPU_WAIT,
 )
 from gpuwatch.expr import Quantity, Rate, series_key
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
@@ -25,7 +26,9 @@ MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
 # a batch indexed out of tensors in memory costs well under 50 us an item: a worker's queue would cost more.
 WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.003
 IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
-STALLED = ((WAIT_SHARE >= 0.10) & WORTH_A_LOOK).unless(IN_MEMORY)
+# Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
+STARVED = WORKER_CPU_WAIT >= 0.3
+STALLED = ((WAIT_SHARE >= 0.10) & WORTH_A_LOOK).unless(IN_MEMORY).unless(STARVED)
 
 RESTART_SHARE = EPOCH_RESTART_SECONDS / (PHASE_SECONDS + EPOCH_START_SECONDS)
 RESTART_COST = EPOCH_RESTART_SECONDS / EPOCH_RESTARTS
@@ -77,6 +80,16 @@ RULES = (
             ),
             Example("an eighth of each step", {**_phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012)}, True),
             Example("a large share of tiny steps", {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.001)}, False),
+            Example(
+                "workers without cores on a crowded machine",
+                {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), WORKER_CPU_WAIT.name: flat(0.5)},
+                False,
+            ),
+            Example(
+                "workers with cores of their own",
+                {**_phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012), WORKER_CPU_WAIT.name: flat(0.05)},
+                True,
+            ),
             Example("fed by its workers", {**_phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004)}, False),
             Example(
                 "large batches of tensors in memory",

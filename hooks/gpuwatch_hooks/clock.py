@@ -41,7 +41,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.layout import Phase, Tag, Word
 from gpuwatch.record import RecordWriter
-from gpuwatch_hooks.pace import BEGIN, END, SHIFT
+from gpuwatch_hooks.pace import BEGIN, END, PAUSE, SHIFT
 
 TRAIN, EVAL, EITHER = 0, 1, 2
 """What a forward is for: training, evaluation (no gradients), or not known yet (eval mode with gradients)."""
@@ -253,6 +253,9 @@ class StepClock:
         while notes:
             note = take()
             kind, now = note & 3, note >> SHIFT
+            if kind == PAUSE:
+                self.gc_nanoseconds += take()
+                continue
             elapsed = now - self.mark
             self.mark = now
             if kind == BEGIN:

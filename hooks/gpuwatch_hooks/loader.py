@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpuwatch.catalog import LOADER_ITEM_SECONDS, LOADER_PERSISTENT, LOADER_WORKERS
+from gpuwatch.catalog import LOADER_ITEM_SECONDS, LOADER_PERSISTENT, LOADER_WORKERS, WORKER_CPU_WAIT
 from gpuwatch.layout import Phase, Word
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
@@ -26,6 +26,9 @@ from gpuwatch_hooks.pace import BEGIN, END, SHIFT
 from gpuwatch_hooks.session import Session
 
 _MARK = "_gpuwatch_original"
+MOST_WORKERS = 8
+WORKER_NANOSECONDS = 100_000_000
+"""Running time of all workers below which a share of it says nothing."""
 _PHASE, _DATA, _OTHER = int(Word.PHASE), int(Phase.DATA), int(Phase.OTHER)
 
 
@@ -41,6 +44,7 @@ class LoaderWatch:
         self.item_seconds: deque[float] = deque(maxlen=64)
         self.iterator_classes: dict[type, type] = {}
         self.elements: float | None = None
+        self.iterator: weakref.ref[Iterator[object]] | None = None
         self.varying = False  # batches differ in size: each step's is noted
         self.workers = _whole(getattr(loader, "num_workers", None))
         self.batch_size = _whole(getattr(loader, "batch_size", None))
@@ -52,7 +56,10 @@ class LoaderWatch:
             record.values[record.series(LOADER_PERSISTENT.name)] = persistent
 
     def publish(self) -> None:
-        """The median cost of an item, known where the training thread loads it itself."""
+        """The median cost of an item, known where the training thread loads it itself; the workers' wait for cores."""
+        waited = worker_cpu_wait(self.iterator) if self.workers else None
+        if waited is not None:
+            self.session.record.values[self.session.record.series(WORKER_CPU_WAIT.name)] = waited
         if self.workers == 0 and len(self.item_seconds) >= 8:
             record = self.session.record
             record.values[record.series(LOADER_ITEM_SECONDS.name)] = statistics.median(self.item_seconds)
@@ -158,6 +165,7 @@ def timed_iterator(watch: LoaderWatch, iterator: Iterator[object]) -> Iterator[o
         timed = watch.iterator_classes.get(kind)
         if timed is None:
             timed = watch.iterator_classes[kind] = _timed_iterator_class(kind, watch)
+        watch.iterator = weakref.ref(iterator)
         iterator.__class__ = timed
     return iterator
 
@@ -203,6 +211,21 @@ class TimedIterator:
 
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
+
+
+def worker_cpu_wait(iterator: weakref.ref[Iterator[object]] | None) -> float | None:
+    """Share of the workers' running time spent ready but without a core, since they started; None when unknown."""
+    living = None if iterator is None else iterator()
+    running = waiting = 0
+    for worker in (getattr(living, "_workers", None) or ())[:MOST_WORKERS]:
+        try:
+            with open(f"/proc/{worker.pid}/schedstat", "rb") as file:
+                ran, waited = map(int, file.read().split()[:2])
+        except (OSError, ValueError):
+            continue  # it has ended, or this kernel keeps no such sums
+        running += ran
+        waiting += waited
+    return waiting / (running + waiting) if running + waiting > WORKER_NANOSECONDS else None
 
 
 def _same_but(kind: type, methods: dict[str, object]) -> type:

@@ -16,8 +16,9 @@ from collections import deque
 
 from gpuwatch.record import RecordWriter
 
-BEGIN, END, STEP = 0, 1, 2
-"""Kinds of a note, in its two lowest bits. END is followed by a second integer: the batch's elements, or -1."""
+BEGIN, END, STEP, PAUSE = 0, 1, 2, 3
+"""Kinds of a note, in its two lowest bits. END is followed by a second integer, the batch's elements or -1; PAUSE (of
+the garbage collector) by its nanoseconds."""
 
 KIND_BITS = 2
 OPTIMIZER_BITS = 4

@@ -7,10 +7,11 @@ import sys
 from collections import Counter
 from time import monotonic_ns
 
-from gpuwatch.catalog import GC_LONGEST, GC_PAUSE_SECONDS, GC_PAUSES
+from gpuwatch.catalog import GC_ENABLED, GC_LONGEST, GC_PAUSE_SECONDS, GC_PAUSES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.pace import PAUSE, Pace
 from gpuwatch_hooks.place import user_place
 
 RULE = "comp-gc-pause"
@@ -21,9 +22,10 @@ OLDEST_GENERATION = 2
 class PauseProbe:
     """Listens to the collector."""
 
-    def __init__(self, record: RecordWriter, clock: StepClock) -> None:
+    def __init__(self, record: RecordWriter, clock: StepClock, pace: Pace) -> None:
         self.record = record
         self.clock = clock
+        self.pace = pace
         self.count = 0
         self.nanoseconds = 0
         self.longest = 0
@@ -48,6 +50,7 @@ class PauseProbe:
         """Write the totals, and the line most collections start from."""
         values = self.record.values
         values[self._index[GC_PAUSES.name]] = self.count
+        values[self.record.series(GC_ENABLED.name)] = gc.isenabled()
         values[self._index[GC_PAUSE_SECONDS.name]] = self.nanoseconds / 1e9
         if self.count:
             values[self.record.series(GC_LONGEST.name)] = self.longest / 1e9
@@ -68,7 +71,11 @@ def collection(probe: PauseProbe, phase: str) -> None:
     probe._began = 0
     probe.count += 1
     probe.nanoseconds += pause
-    probe.clock.gc_nanoseconds += pause
+    if probe.pace.looking:
+        probe.clock.gc_nanoseconds += pause
+    else:
+        probe.pace.note(PAUSE)
+        probe.pace.note(pause)
     probe.longest = max(probe.longest, pause)
     place = user_place(sys._getframe(2))
     if place in probe.places or len(probe.places) < MOST_PLACES:

@@ -62,7 +62,7 @@ class Session:
         self.retention = RetentionProbe(self.record, self.clock)
         self.gradients = GradientProbe(self.record, self.clock)
         self.switches = SwitchProbe(self.record, self.clock)
-        self.pauses = PauseProbe(self.record, self.clock)
+        self.pauses = PauseProbe(self.record, self.clock, self.pace)
         self.precision = PrecisionProbe(self.record, self.models)
         self.memory = HostMemory(self.record)
         self.core_wait = CoreWait(self.record)

@@ -1,0 +1,36 @@
+# Each target does its own set-up: a fresh clone and `make test` (or `make demo`) is all it takes.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+READY = $(VENV)/.ready
+
+.PHONY: test demo bench check render clean
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(READY)
+	$(BIN)/gpuwatch demo $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python -m bench $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.render --check
+
+render: $(READY)
+	$(BIN)/python -m tools.render
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	# torch first and by its exact version: another one would be gigabytes
+	$(BIN)/pip install --quiet --constraint constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
