@@ -1,8 +1,8 @@
 """What watching adds to a training step, beside the floor: the cheapest hooks that could see the same moments.
 
 Blocks of steps in turn: bare, floor, bare, watched, … The machine's speed drifts, so each watched block is compared
-with the bare blocks around it, and medians are taken over rounds. The first steps after attach are measured apart: they are
-all looked at, later steps rest.
+with the bare blocks around it, and medians are taken over rounds. The first steps after attach are measured apart:
+they are all looked at, later steps rest.
 """
 
 from __future__ import annotations

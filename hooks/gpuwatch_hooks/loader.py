@@ -103,31 +103,17 @@ def open_end(watch: LoaderWatch) -> None:
 
 @guarded("loader")
 def fetch_begin(watch: LoaderWatch) -> None:
-    """The loop asks for a batch."""
-    pace = watch.session.pace
-    if pace.looking or watch.first:
-        if pace.notes:
-            watch.session.clock.replay(pace.notes)
-        watch.session.clock.fetch_begin(watch.first)
-    else:
-        pace.mask = 0
-        words = pace.words
-        words[_PHASE] = _DATA
-        pace.note(monotonic_ns() << SHIFT | BEGIN)
+    """The loop asks for a batch, during a look or for the first of an epoch."""
+    clock = watch.session.clock
+    clock.replay(watch.session.pace.notes)
+    clock.fetch_begin(watch.first)
 
 
 @guarded("loader")
 def fetch_end(watch: LoaderWatch, batch: object, delivered: bool) -> None:
-    """A batch came, or the epoch (or the loader) ended."""
-    pace = watch.session.pace
-    if delivered and not (pace.looking or watch.first):
-        pace.note(monotonic_ns() << SHIFT | END)
-        pace.note(_whole_elements(batch) if watch.varying else -1)
-        pace.words[_PHASE] = _OTHER
-        return
+    """A batch came during a look, or the epoch (or the loader) ended."""
     clock = watch.session.clock
-    if pace.notes:
-        clock.replay(pace.notes)
+    clock.replay(watch.session.pace.notes)
     if not delivered:
         clock.fetch_end(False, float("nan"))
         watch.session.open_look()  # the epoch is over: an evaluation is likely
@@ -142,6 +128,43 @@ def fetch_end(watch: LoaderWatch, batch: object, delivered: bool) -> None:
         clock.epoch_started(wait + watch.opening, watch.epochs > 1)
     elif watch.workers == 0 and watch.batch_size:
         watch.item_seconds.append(wait / 1e9 / watch.batch_size)
+
+
+@guarded("loader")
+def whole_elements(batch: object) -> int:
+    """Elements of a batch as a note has them: -1 when it has no tensor."""
+    elements = elements_of(batch)
+    return int(elements) if elements == elements else -1
+
+
+def timed_next(watch: LoaderWatch, fetch: Callable[[Any], object]) -> Callable[[Any], object]:
+    """A ``__next__`` around ``fetch`` that notes when it was asked and when it answered."""
+    pace = watch.session.pace
+    note = pace.note
+
+    def __next__(self: Any) -> object:
+        # Between looks this is all that happens, written out here and not behind the guard: three stores that cannot
+        # fail, in code that runs cold at every step.
+        if pace.looking or watch.first:
+            fetch_begin(watch)
+        else:
+            pace.mask = 0
+            pace.words[_PHASE] = _DATA
+            note(monotonic_ns() << SHIFT | BEGIN)
+        batch, delivered = None, False
+        try:
+            batch = fetch(self)
+            delivered = True
+            return batch
+        finally:
+            if delivered and not (pace.looking or watch.first):
+                note(monotonic_ns() << SHIFT | END)
+                note((whole_elements(batch) or -1) if watch.varying else -1)
+                pace.words[_PHASE] = _OTHER
+            else:
+                fetch_end(watch, batch, delivered)
+
+    return __next__
 
 
 def _timed_loader_class(kind: type, watch: LoaderWatch) -> type:
@@ -171,40 +194,21 @@ def timed_iterator(watch: LoaderWatch, iterator: Iterator[object]) -> Iterator[o
 
 
 def _timed_iterator_class(kind: type, watch: LoaderWatch) -> type:
-    fetch = kind.__next__  # type: ignore[attr-defined]
-
-    def __next__(self: Any) -> object:
-        fetch_begin(watch)
-        batch, delivered = None, False
-        try:
-            batch = fetch(self)
-            delivered = True
-            return batch
-        finally:
-            fetch_end(watch, batch, delivered)
-
-    return _same_but(kind, {"__next__": __next__})
+    return _same_but(kind, {"__next__": timed_next(watch, kind.__next__)})  # type: ignore[attr-defined]
 
 
 class TimedIterator:
     """A wrapper for iterators that cannot be re-classed; everything but the fetch is the iterator's own."""
 
     def __init__(self, watch: LoaderWatch, iterator: Iterator[object]) -> None:
-        self._watch = watch
         self._iterator = iterator
+        self._next = timed_next(watch, next)
 
     def __iter__(self) -> TimedIterator:
         return self
 
     def __next__(self) -> object:
-        fetch_begin(self._watch)
-        batch, delivered = None, False
-        try:
-            batch = next(self._iterator)
-            delivered = True
-            return batch
-        finally:
-            fetch_end(self._watch, batch, delivered)
+        return self._next(self._iterator)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._iterator, name)
@@ -259,11 +263,6 @@ def _can_subclass(kind: type) -> bool:
     return all(
         "__init_subclass__" not in vars(base) or base.__module__ in ("typing", "builtins") for base in kind.__mro__
     ) and hasattr(kind, "__iter__")
-
-
-def _whole_elements(batch: object) -> int:
-    elements = elements_of(batch)
-    return int(elements) if elements == elements else -1
 
 
 def _whole(number: object) -> int | None:

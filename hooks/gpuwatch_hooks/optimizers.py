@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gpuwatch.layout import Word
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.pace import KIND_BITS, MOST_OPTIMIZERS, SHIFT, STEP, Pace
+from gpuwatch_hooks.pace import KIND_BITS, MOST_OPTIMIZERS, SHIFT, STEP
 from gpuwatch_hooks.session import Session
 
 STEPS_TO_ADOPT = 3
@@ -78,38 +78,24 @@ def step_begin(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None
 
 @guarded("optimizer")
 def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
-    """It has stepped."""
+    """Some optimizer has stepped: during a look, or one not seen before."""
     number = optimizers.known.get(id(optimizer))
     if number is None:
         number = optimizers.number_of(optimizer)
     if number == FOREIGN:
         return
     session = optimizers.session
-    pace = session.pace
-    if not pace.looking:
-        rest(pace, number, session)
-        return
+    session.open_look()
     session.clock.optimizer_end(number)
     session.gradients.optimizer_end(optimizer)
     session.evaluation.optimizer_end()
     session.after_optimizer(monotonic_ns())
 
 
-def rest(pace: Pace, number: int, session: Session) -> None:
-    """A step between two looks: count it in the record, note the moment, and see whether something is due."""
-    now = monotonic_ns()
-    pace.note(now << SHIFT | number << KIND_BITS | STEP)
-    bit = 1 << number
-    if pace.mask and not pace.mask & bit:
-        pace.mask |= bit  # another optimizer in the same step
-        return
-    pace.mask = bit
-    pace.steps = steps = pace.steps + 1
-    words = pace.words
-    words[_STEP_TIME] = now
-    words[_STEP] = steps
-    if steps >= pace.next_look or now >= pace.next_tick:
-        session.after_optimizer(now)
+@guarded("optimizer")
+def due(session: Session, now: int) -> None:
+    """Between looks: a tick or the next look."""
+    session.after_optimizer(now)
 
 
 def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
@@ -120,9 +106,31 @@ def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
         if not is_compiling():
             step_begin(optimizers, optimizer)
 
+    pace = session.pace
+    numbers = optimizers.known
+    note = pace.note
+
     def end(optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
-        if not is_compiling():
+        if is_compiling():
+            return
+        number = numbers.get(id(optimizer))
+        if pace.looking or number is None:
             step_end(optimizers, optimizer)
+        elif number != FOREIGN:
+            # Between looks this is all: count the step in the record, note the moment, see whether something is due.
+            now = monotonic_ns()
+            note(now << SHIFT | number << KIND_BITS | STEP)
+            bit = 1 << number
+            if pace.mask and not pace.mask & bit:
+                pace.mask |= bit  # another optimizer in the same step
+                return
+            pace.mask = bit
+            pace.steps = steps = pace.steps + 1
+            words = pace.words
+            words[_STEP_TIME] = now
+            words[_STEP] = steps
+            if steps >= pace.next_look or now >= pace.next_tick:
+                due(session, now)
 
     def look() -> Callable[[], None]:
         handle: Callable[[], None] = register_optimizer_step_pre_hook(begin).remove

@@ -29,6 +29,9 @@ LOOK_EVERY = 32
 DENSE_STEPS = 64
 """Steps at the start of a run that are all looked at: short runs get the whole picture."""
 
+SETTLED_STEPS = 512
+"""Steps after which looks come four times as rarely."""
+
 MOST_NOTES = 1 << 14
 
 
@@ -48,5 +51,9 @@ class Pace:
         self.words = record.words
 
     def rest_until(self, steps: int) -> None:
-        """The next look is due about :data:`LOOK_EVERY` steps from here; not exactly, lest it beat with the run."""
-        self.next_look = steps + LOOK_EVERY - 3 + (steps * 7) % 8
+        """The next look is due about :data:`LOOK_EVERY` steps from here; not exactly, lest it beat with the run.
+
+        Later in a run looks grow rarer: what there is to see has been seen, and a step in 128 is enough to go by.
+        """
+        every = LOOK_EVERY if steps < SETTLED_STEPS else 4 * LOOK_EVERY
+        self.next_look = steps + every - 3 + (steps * 7) % 8
