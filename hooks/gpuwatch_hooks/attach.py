@@ -20,8 +20,8 @@ from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, guard, loader, model, modes, optimizers
 from gpuwatch_hooks.guard import guarded, log
-from gpuwatch_hooks.identity import cpu_budget, identity
-from gpuwatch_hooks.session import Session, end_state
+from gpuwatch_hooks.identity import cpu_budget, device_of, identity
+from gpuwatch_hooks.session import Session, end_state, note_uncaught
 
 if TYPE_CHECKING:
     from gpuwatch.advisor import Finding
@@ -105,7 +105,7 @@ def _attach(
             "attach got a %s as model, a torch.nn.Module was expected; nothing is watched", type(watched).__name__
         )
         return Watch(None)
-    run = _current_run(name)
+    run = _current_run(name, watched)
     if run is None:
         return Watch(None)
     session = run.session
@@ -137,7 +137,7 @@ def _several(given: object) -> list[object]:
     return list(given) if isinstance(given, (list, tuple, set)) else [given]
 
 
-def _current_run(name: str | None) -> _Run | None:
+def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
     global _active
     if _active is not None and _active.session.ended:
         _active = None  # ended, or this process is a fork of the one that made it
@@ -147,7 +147,7 @@ def _current_run(name: str | None) -> _Run | None:
     if _active is None:
         directory = config.record_directory()
         try:
-            session = Session(directory, identity(name))
+            session = Session(directory, identity(name, device_of(watched)))
         except OSError as error:
             log.warning(
                 "no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory that can "
@@ -164,19 +164,20 @@ def _current_run(name: str | None) -> _Run | None:
         session.looks.append(lambda: backward.look(session))
         session.looks.append(lambda: model.look(session))
         remove_old(directory, config.KEPT_RECORDS)
-        _serve()
+        _serve(_active)
     return _active
 
 
 @guarded("daemon")
-def _serve() -> None:
+def _serve(run: _Run) -> None:
     """Start the node's daemon if there is none."""
     if not config.daemon_wanted():
         return
     from gpuwatch import service
 
     directory = config.record_directory()
-    if service.running(directory) is None:
+    # One rank of a node is enough to ask; a second daemon would only start up to find the first.
+    if not int(str(run.session.record.identity["local_rank"])) and service.running(directory) is None:
         service.start(directory)
 
 
@@ -227,6 +228,7 @@ def farewell() -> None:
     run = _active
     if run is None or run.session.ended:
         return
+    note_uncaught(run.session)
     last = end(run, end_state())
     if last is None or config.quiet() or os.getpid() != last.pid:
         return

@@ -13,7 +13,7 @@ import torch
 from gpuwatch.config import JOB_ID
 
 
-def identity(name: str | None, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
+def identity(name: str | None, device: str, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
     """The identity a record carries. Ranks of one launch get the same run name without talking to each other."""
     world = _number(environment, "WORLD_SIZE", "SLURM_NTASKS") or 1
     script = os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "") or "python"
@@ -27,8 +27,15 @@ def identity(name: str | None, environment: Mapping[str, str] = os.environ) -> d
         "script": script,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "device": device,
         "boot": _boot(),
     }
+
+
+def device_of(model: torch.nn.Module) -> str:
+    """Type of the device that holds the model's first parameter, ``cpu`` for a model without one."""
+    first = next(model.parameters(), None)
+    return "cpu" if first is None else first.device.type
 
 
 def _run_name(script: str, world: int, environment: Mapping[str, str]) -> str:

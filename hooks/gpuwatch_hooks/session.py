@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from gpuwatch.catalog import GUARD_FAULTS
+from gpuwatch.catalog import GUARD_FAULTS, RANK_EXIT_INFO
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot
 from gpuwatch.record import RecordWriter
@@ -220,6 +220,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def end_state() -> State:
-    """How this process is ending: the interpreter keeps an exception that nothing caught."""
-    uncaught = getattr(sys, "last_value", None) or getattr(sys, "last_exc", None)
-    return State.CLEAN if uncaught is None else State.EXCEPTION
+    """How this process is ending."""
+    return State.CLEAN if _uncaught() is None else State.EXCEPTION
+
+
+def note_uncaught(session: Session) -> None:
+    """Write down the type of the exception that ends this process."""
+    uncaught = _uncaught()
+    if uncaught is not None and not session.ended:
+        cause = type(uncaught).__name__
+        session.record.values[session.record.series(RANK_EXIT_INFO.name, cause=cause)] = 1.0
+
+
+def _uncaught() -> object:
+    # The interpreter keeps an exception that nothing caught, before it prints the traceback and runs exit handlers.
+    uncaught: object = getattr(sys, "last_value", None)
+    return uncaught if uncaught is not None else getattr(sys, "last_exc", None)
