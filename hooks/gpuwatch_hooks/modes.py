@@ -1,7 +1,8 @@
 """Switches between train and eval mode: when a watched model is put into eval mode, a look is opened.
 
-``train`` of the model's own class is wrapped (``eval`` calls it). It runs once or twice an evaluation, so this costs
-nothing at a step; a hook on the forward would.
+``torch.nn.Module.train`` is wrapped (``eval`` calls it, and so does a ``train`` of the user's class). It runs once or
+twice an evaluation, so this costs nothing at a step; a hook on the forward would. The classes of the user stay as they
+are: their own ``train`` may be anything, and some programs pickle classes by value.
 """
 
 from __future__ import annotations
@@ -16,39 +17,33 @@ from gpuwatch_hooks.model import callable_parts
 from gpuwatch_hooks.session import Session
 
 
-def install(session: Session, model: torch.nn.Module) -> list[Callable[[], None]]:
-    """Wrap ``train`` of the classes of the model and of its callable parts; returns what undoes it."""
-    kinds = {type(part) for part in (model, *callable_parts(model))}
+def watch(session: Session, model: torch.nn.Module) -> None:
+    """Take this model's switches, and those of its callable parts, for the session's."""
     session.mode_ids.update(id(part) for part in (model, *callable_parts(model)))
-    return [_wrap(session, kind) for kind in kinds if not hasattr(kind.train, "_gpuwatch")]
 
 
-def _wrap(session: Session, kind: type[torch.nn.Module]) -> Callable[[], None]:
-    own = vars(kind).get("train")
-    inherited = kind.train
+def install(session: Session) -> Callable[[], None]:
+    """Listen to every switch; the returned function stops it."""
+    original = torch.nn.Module.train
 
-    @functools.wraps(inherited)
+    @functools.wraps(original)
     def train(self: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
-        result = inherited(self, mode)
-        if not mode and id(self) in session.mode_ids:
-            eval_mode(session)
+        result = original(self, mode)
+        if id(self) in session.mode_ids:
+            switched(session, self)
         return result
 
-    train._gpuwatch = True  # type: ignore[attr-defined]
-    kind.train = train  # type: ignore[method-assign, assignment]
+    torch.nn.Module.train = train  # type: ignore[method-assign]
 
     def restore() -> None:
-        if vars(kind).get("train") is not train:
-            return  # replaced by someone else meanwhile
-        if own is None:
-            del kind.train
-        else:
-            kind.train = own  # type: ignore[method-assign]
+        if torch.nn.Module.train is train:  # someone else's wrapper on top stays
+            torch.nn.Module.train = original  # type: ignore[method-assign]
 
     return restore
 
 
 @guarded("modes")
-def eval_mode(session: Session) -> None:
-    """A watched model was put into eval mode: an evaluation is likely."""
-    session.open_look()
+def switched(session: Session, model: torch.nn.Module) -> None:
+    """A watched model was put into one of the modes: eval mode announces an evaluation."""
+    if not model.training:
+        session.open_look()
