@@ -18,10 +18,10 @@ from gpuwatch import config
 from gpuwatch.catalog import CPU_BUDGET
 from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
-from gpuwatch_hooks import backward, guard, loader, model, modes, optimizers
+from gpuwatch_hooks import backward, guard, hiding, loader, model, modes, optimizers
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
-from gpuwatch_hooks.session import Session, end_state, note_uncaught
+from gpuwatch_hooks.session import Session, end_state, note_uncaught, publish_part
 
 if TYPE_CHECKING:
     from gpuwatch.advisor import Finding
@@ -87,54 +87,55 @@ def attach(
 
     Never raises, and never changes the training: where something cannot be watched, a warning says so once.
     """
-    watch = _attach(model, loader, optimizer, name)
-    return watch if watch is not None else Watch(None)
+    watch = Watch(None)
+    _attach(watch, model, loader, optimizer, name)
+    return watch
 
 
 @guarded("attach")
-def _attach(
-    watched: torch.nn.Module,
-    loaders: object,
-    optimizer: object,
-    name: str | None,
-) -> Watch:
+def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: object, name: str | None) -> None:
     if config.disabled() or get_worker_info() is not None:
-        return Watch(None)
+        return
     if not isinstance(watched, torch.nn.Module):
         log.warning(
             "attach got a %s as model, a torch.nn.Module was expected; nothing is watched", type(watched).__name__
         )
-        return Watch(None)
+        return
     run = _current_run(name, watched)
     if run is None:
-        return Watch(None)
+        return
+    # Step by step into the watch, so that what is in place can be taken out again should the next step fail.
+    watch._run = run
+    run.watches.append(watch)
     session = run.session
+    watch._undo.append(functools.partial(session.forget, weakref.ref(watched)))
     session.add_model(watched)
-    session.precision.publish()
-    undo: list[Callable[[], None]] = []
-    undo.extend(modes.install(session, watched))
-    undo.append(functools.partial(session.forget, weakref.ref(watched)))
+    publish_part(session.precision)
+    modes.watch(session, watched)
     session.renew_look()
     session.open_look()
-    for one in _several(loaders):
+    for one in _several(loaders, torch.utils.data.DataLoader):
         restore = loader.install(session, one)
         if restore is not None:
-            undo.append(restore)
-        elif not isinstance(one, (torch.utils.data.DataLoader, type(None))):
+            watch._undo.append(restore)
+        elif not isinstance(one, Iterable):
+            log.warning("attach got a %s as loader, something to iterate over was expected", type(one).__name__)
+        elif not isinstance(one, torch.utils.data.DataLoader):
             log.info("a %s cannot be timed from outside; its waits stay unknown", type(one).__name__)
-    if run.optimizers is not None:
-        for known in _several(optimizer):
-            if isinstance(known, torch.optim.Optimizer):
-                run.optimizers.add(known)
-    watch = Watch(run, undo)
-    run.watches.append(watch)
-    return watch
+    for known in _several(optimizer, torch.optim.Optimizer):
+        if not isinstance(known, torch.optim.Optimizer):
+            log.warning("attach got a %s as optimizer, a torch.optim.Optimizer was expected", type(known).__name__)
+        elif run.optimizers is not None:
+            run.optimizers.add(known)
 
 
-def _several(given: object) -> list[object]:
+def _several(given: object, kind: type) -> list[object]:
+    """What was given, one or several of a kind; a list of anything else (batches, say) is one thing."""
     if given is None:
         return []
-    return list(given) if isinstance(given, (list, tuple, set)) else [given]
+    if isinstance(given, (list, tuple, set)) and all(isinstance(one, kind) for one in given):
+        return list(given)
+    return [given]
 
 
 def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
@@ -147,7 +148,7 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
     if _active is None:
         directory = config.record_directory()
         try:
-            session = Session(directory, identity(name, device_of(watched)))
+            session = Session(directory, identity(None if name is None else str(name), device_of(watched)))
         except OSError as error:
             log.warning(
                 "no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory that can "
@@ -161,8 +162,10 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         session.record.values[session.record.series(CPU_BUDGET.name)] = cpu_budget()
         _active.optimizers, remove = optimizers.install(session)
         _active.undo.append(remove)
+        _active.undo.append(modes.install(session))
         session.looks.append(lambda: backward.look(session))
         session.looks.append(lambda: model.look(session))
+        session.looks.append(lambda: hiding.look(session))
         remove_old(directory, config.KEPT_RECORDS)
         _serve(_active)
     return _active

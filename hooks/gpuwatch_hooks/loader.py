@@ -9,6 +9,8 @@ of the original class.
 from __future__ import annotations
 
 import abc
+import copy
+import functools
 import statistics
 import weakref
 from collections import deque
@@ -65,25 +67,31 @@ class LoaderWatch:
             record.values[record.series(LOADER_ITEM_SECONDS.name)] = statistics.median(self.item_seconds)
 
 
+@guarded("loader")
 def install(session: Session, loader: object) -> Callable[[], None] | None:
     """Watch a loader; the returned function puts its class back. None where that cannot be done."""
     kind = type(loader)
     if getattr(kind, _MARK, None) is not None or not _can_subclass(kind):
         return None
-    watch = LoaderWatch(session, loader)
     try:
-        loader.__class__ = _timed_loader_class(kind, watch)
+        watch = LoaderWatch(session, loader)
+        _set_class(loader, _timed_loader_class(kind, watch))
     except TypeError:
         return None  # a builtin, or a layout that does not allow it: its waits stay unknown
     session.loaders.append(watch)
-    reference = weakref.ref(loader)
+    return functools.partial(restore, watch)
 
-    def restore() -> None:
-        living = reference()
-        if living is not None and getattr(type(living), _MARK, None) is kind:
-            living.__class__ = kind
 
-    return restore
+def restore(watch: LoaderWatch) -> None:
+    """Give the loader its class back, and the iterator that is in use."""
+    for living in (watch.loader(), watch.iterator and watch.iterator()):
+        original = getattr(type(living), _MARK, None)
+        if original is not None:
+            _set_class(living, original)
+
+
+def _set_class(item: object, kind: type) -> None:
+    object.__setattr__(item, "__class__", kind)  # a __setattr__ of the user's has no part in this
 
 
 @guarded("loader")
@@ -174,22 +182,25 @@ def _timed_loader_class(kind: type, watch: LoaderWatch) -> type:
             iterator = kind.__iter__(self)  # type: ignore[attr-defined]
         finally:
             open_end(watch)
-        return timed_iterator(watch, iterator)
+        return timed_iterator(watch, iterator) or iterator
 
     return _same_but(kind, {"__iter__": __iter__})
 
 
+@guarded("loader")
 def timed_iterator(watch: LoaderWatch, iterator: Iterator[object]) -> Iterator[object]:
     """The iterator with its waits timed; the same object where torch made it."""
     kind = type(iterator)
-    if not issubclass(kind, _BaseDataLoaderIter):
+    if not hasattr(kind, "__next__"):
+        return iterator  # none: the user's mistake, and python's message about it
+    if not issubclass(kind, _BaseDataLoaderIter) or not _can_subclass(kind):
         return TimedIterator(watch, iterator)
     if getattr(kind, _MARK, None) is None:  # persistent workers hand out the same iterator again
         timed = watch.iterator_classes.get(kind)
         if timed is None:
             timed = watch.iterator_classes[kind] = _timed_iterator_class(kind, watch)
         watch.iterator = weakref.ref(iterator)
-        iterator.__class__ = timed
+        _set_class(iterator, timed)
     return iterator
 
 
@@ -200,9 +211,13 @@ def _timed_iterator_class(kind: type, watch: LoaderWatch) -> type:
 class TimedIterator:
     """A wrapper for iterators that cannot be re-classed; everything but the fetch is the iterator's own."""
 
+    __slots__ = ("__weakref__", "_iterator", "_next")
+    _iterator: Iterator[object]
+    _next: Callable[[Any], object]
+
     def __init__(self, watch: LoaderWatch, iterator: Iterator[object]) -> None:
-        self._iterator = iterator
-        self._next = timed_next(watch, next)
+        object.__setattr__(self, "_iterator", iterator)
+        object.__setattr__(self, "_next", timed_next(watch, next))
 
     def __iter__(self) -> TimedIterator:
         return self
@@ -210,11 +225,33 @@ class TimedIterator:
     def __next__(self) -> object:
         return self._next(self._iterator)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._iterator)  # what isinstance asks
+
     def __getattr__(self, name: str) -> object:
         return getattr(self._iterator, name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._iterator, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterator, name)
+
+    def __repr__(self) -> str:
+        return repr(self._iterator)
+
+    def __bool__(self) -> bool:
+        return bool(self._iterator)
+
     def __len__(self) -> int:
         return len(self._iterator)  # type: ignore[arg-type]
+
+    def __copy__(self) -> object:
+        return copy.copy(self._iterator)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._iterator.__reduce_ex__(protocol)
 
 
 def worker_cpu_wait(iterator: weakref.ref[Iterator[object]] | None) -> float | None:
@@ -237,11 +274,11 @@ def _same_but(kind: type, methods: dict[str, object]) -> type:
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         # Without the detour the copy's class would be looked up by name and found to be another one.
-        self.__class__ = kind
+        _set_class(self, kind)
         try:
             return kind.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
         finally:
-            self.__class__ = timed
+            _set_class(self, timed)
 
     namespace = {
         "__module__": kind.__module__,

@@ -19,40 +19,41 @@ MOST_TENSORS = 4
 """Tensors of an output that are looked at."""
 
 
-class _Hook:
+class Hook:
     """A hook that a copy of the model does not keep.
 
-    ``copy.deepcopy``, ``pickle`` and ``torch.save`` of a watched model store a harmless standard-library callable in
-    its place: the copy is not watched, and loading it needs no gpuwatch.
+    :mod:`gpuwatch_hooks.hiding` leaves it out. Where a class of the user's makes its own state, a harmless callable of
+    the standard library takes its place: the copy is not watched, and loading it needs no gpuwatch.
     """
 
-    __slots__ = ("session",)
+    __slots__ = ("pace", "session")
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.pace = session.pace
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, str]]:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class ForwardBegin(_Hook):
+class ForwardBegin(Hook):
     """Forward pre-hook."""
 
     __slots__ = ()
 
     def __call__(self, module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
         # Dynamo takes this for the constant it is while compiling: one graph, no break.
-        if not is_compiling():
+        if not is_compiling() and self.pace.looking:
             forward_begin(self.session, module, arguments)
 
 
-class ForwardEnd(_Hook):
+class ForwardEnd(Hook):
     """Forward hook."""
 
     __slots__ = ()
 
     def __call__(self, module: torch.nn.Module, arguments: tuple[object, ...], output: object) -> None:
-        if not is_compiling():
+        if not is_compiling() and self.pace.looking:
             forward_end(self.session, output)
 
 
@@ -106,8 +107,10 @@ def look(session: Session) -> Callable[[], None]:
 
 def callable_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The model itself, or, where its class has no forward, the parts of it that have one."""
-    if type(model).forward is not torch.nn.Module.forward:
-        return [model]
+    if "forward" in vars(model) or getattr(type(model), "forward", None) is not torch.nn.Module.forward:
+        # Hooks on this one switch off its fused path, and with it the last bits of its output.
+        # A scripted one takes none.
+        return [] if isinstance(model, (torch.nn.TransformerEncoderLayer, torch.jit.ScriptModule)) else [model]
     return [part for child in model.children() for part in callable_parts(child)]
 
 

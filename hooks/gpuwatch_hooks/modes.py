@@ -33,7 +33,7 @@ def install(session: Session) -> Callable[[], None]:
             switched(session, self)
         return result
 
-    torch.nn.Module.train = train  # type: ignore[method-assign]
+    torch.nn.Module.train = train  # type: ignore[method-assign, assignment]
 
     def restore() -> None:
         if torch.nn.Module.train is train:  # someone else's wrapper on top stays

@@ -30,6 +30,8 @@ class PrecisionProbe:
         for known in self.models:
             model = known()
             for name, parameter in () if model is None else model.named_parameters():
+                if torch.nn.parameter.is_lazy(parameter):
+                    continue  # it has no elements yet
                 total += parameter.numel()
                 if parameter.dtype == torch.float64:
                     wide += parameter.numel()

@@ -99,22 +99,37 @@ class Session:
         if self.pace.looking or self.ended:
             return
         self.clock.replay(self.pace.notes)
+        self._put_in_place()
+
+    def _put_in_place(self) -> None:
         self.pace.looking = True
-        self._closers = [put_in_place() for put_in_place in self.looks]
+        for put_in_place in self.looks:  # one by one: when the next one fails, those before can be taken out
+            self._closers.append(put_in_place())
 
     def close_look(self) -> None:
         """Only the resting hooks remain."""
-        for remove in self._closers:
-            remove()
-        self._closers = []
         self.pace.looking = False
+        while self._closers:
+            self._closers.pop()()
+
+    def withdraw_look(self) -> None:
+        """Close an open look before its time; the next optimizer step opens another."""
+        if self.pace.looking:
+            self._rest()
+            self.pace.next_look = 0
+
+    def _rest(self) -> None:
+        pace = self.pace
+        pace.steps = self.clock.steps
+        pace.mask = self.clock.stepped_mask()
+        pace.rest_until(pace.steps)
+        self.close_look()
 
     def renew_look(self) -> None:
         """A model came or went: a look that is open takes that in."""
         if self.pace.looking:
             self.close_look()
-            self.pace.looking = True
-            self._closers = [put_in_place() for put_in_place in self.looks]
+            self._put_in_place()
 
     def after_optimizer(self, now: int) -> None:
         """An optimizer has stepped, and a look or a tick may be due."""
@@ -129,9 +144,7 @@ class Session:
             return
         pace.steps = self.clock.steps
         if pace.steps >= DENSE_STEPS and self.resting_allowed:
-            pace.mask = self.clock.stepped_mask()
-            pace.rest_until(pace.steps)
-            self.close_look()
+            self._rest()
 
     def _after_step(self, now: int) -> None:
         if self.device.active:
