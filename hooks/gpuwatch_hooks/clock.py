@@ -9,8 +9,8 @@ next; the time since the last move is charged to the phase it was in. What a ste
   after one fetch (a GAN) do too;
 * where no optimizer steps at all (parameters updated by hand), a batch with a backward counts as a step.
 
-Evaluation is kept apart: forwards without gradients outside a step, with what lies between them. A forward in eval
-mode *with* gradients may be either; a backward decides.
+Evaluation is kept apart: forwards in eval mode without gradients, with what lies between them, wherever they are. A
+forward in eval mode *with* gradients may be either; a backward decides.
 
 Most steps are only noted (:mod:`gpuwatch_hooks.pace`) and replayed here later: of them the wait for data and the
 whole are known. The rest of their time is charged to forward, backward, optimizer and other in the proportions of the
@@ -43,8 +43,9 @@ from gpuwatch.layout import Phase, Tag, Word
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.pace import BEGIN, END, PAUSE, SHIFT
 
-TRAIN, EVAL, EITHER = 0, 1, 2
-"""What a forward is for: training, evaluation (no gradients), or not known yet (eval mode with gradients)."""
+TRAIN, EVAL, EITHER, NO_GRAD = 0, 1, 2, 3
+"""What a forward is for: training, evaluation (eval mode without gradients), not known yet (eval mode with gradients),
+or, without gradients in train mode, part of the step it is in (a teacher) and evaluation elsewhere."""
 
 SAMPLE_EVERY = 4
 """Probes that cost more than a comparison look at one step in this many."""
@@ -80,6 +81,10 @@ class StepClock:
         self.trained = False  # a training forward or a backward does
         self.evaluated = False  # a forward that may be evaluation does
         self.blind = False  # part of the open step was only noted
+        self.unseen = False  # an optimizer step of it was: its backward is not known
+        self.pending_gap = 0  # nanoseconds of PENDING outside the forwards themselves
+        self.gap_since = 0
+        self.within_forward = False  # the running backward was called by a model's forward
         self.proportions = [0.0] * _PHASES
         self.backward_depth = 0
         self.backwards = 0
@@ -118,8 +123,7 @@ class StepClock:
             self.opened = False  # the step's boundary was the opening
         elif self.stepped:
             self._close(self.spent, now)
-            self.spent = [0] * _PHASES
-            self.stepped.clear()
+            self._clear()
         elif not self.active:
             self._set_aside(BETWEEN)
         elif not self.trained and not self.blind:
@@ -130,7 +134,7 @@ class StepClock:
             if self.unstepped_batches > BATCHES_WITHOUT_OPTIMIZER:
                 self._count(now)
                 self._close(self.spent, now)
-                self.spent = [0] * _PHASES
+                self._clear()
         if first:
             self.epochs += 1
 
@@ -158,45 +162,54 @@ class StepClock:
         """A watched model is called."""
         if self.phase == BACKWARD:
             return  # recomputation of a checkpoint is part of backward
-        before, now = self.mark, monotonic_ns()
         outside = bool(self.stepped) or not self.active
         if mode == TRAIN:
             self._move(FORWARD)
             self._settle_pending()
             self.active = self.trained = True
-        elif outside:
-            # What came before it since the last event (a validation loader's start) belongs to the evaluation; but
-            # where no loader is watched, a forward in eval mode may be training, and the gap its data.
-            phase = EVALUATION if mode == EVAL else PENDING
-            gap = phase if self.phase == OTHER and (mode == EVAL or self.epochs) else self.phase
-            self.spent[gap] += now - before
-            self.mark = now
-            self.phase = phase
-            self._stamp(now)
-        else:
+        elif mode == NO_GRAD and not outside:
             self._move(FORWARD)
             self.evaluated = True
-        if mode == EVAL and outside:
-            self.evaluations += 1
-        if mode != EVAL:
+        else:
+            self._aside(PENDING if mode == EITHER else EVALUATION)
+            self.evaluated = True
+            if mode != EITHER:
+                self.evaluations += 1
+        if mode in (TRAIN, EITHER):
             self.last_mode = mode
+
+    def _aside(self, phase: int) -> None:
+        """A forward that is, or may be, of an evaluation."""
+        # What came before it since the last event (a validation loader's start) belongs to the evaluation; but where
+        # no loader is watched, a forward in eval mode may be training, and the gap its data.
+        if self.phase == OTHER and (phase == EVALUATION or self.epochs):
+            self.phase = phase
+            self.gap_since = self.mark
+        self._move(phase)
+        self._end_gap()
 
     def forward_end(self) -> None:
         """The watched model returned."""
         phase = self.phase
-        if phase != BACKWARD:
-            self._move(phase if phase in (EVALUATION, PENDING) else self.base)
+        if phase == BACKWARD:
+            return
+        self._move(phase if phase in (EVALUATION, PENDING) else self.base)
+        if phase == PENDING:
+            self.gap_since = self.mark
 
     def backward_begin(self) -> None:
         """Autograd starts."""
         self.backward_depth += 1
         if self.backward_depth > 1:
             return
+        self.within_forward = self.phase == FORWARD
         self._move(BACKWARD)
+        self._end_gap()
         pending = self.spent[PENDING]
         if pending:
-            self.spent[FORWARD] += pending
-            self.spent[PENDING] = 0
+            self.spent[FORWARD] += pending - self.pending_gap
+            self.spent[self.base] += self.pending_gap
+            self.spent[PENDING] = self.pending_gap = 0
         self.backwards += 1
         self.active = self.trained = True
 
@@ -205,7 +218,7 @@ class StepClock:
         if self.backward_depth:
             self.backward_depth -= 1
         if not self.backward_depth and self.phase == BACKWARD:
-            self._move(self.base)
+            self._move(FORWARD if self.within_forward else self.base)
 
     def optimizer_begin(self) -> None:
         """An optimizer of a watched model steps."""
@@ -243,13 +256,15 @@ class StepClock:
             self._close(self.spent, now)
         else:
             self._set_aside(EVALUATION if self.evaluated or self.spent[EVALUATION] else BETWEEN)
-        self.stepped.clear()
-        self.spent = [0] * _PHASES
+        self._clear()
         self.publish()
 
     def replay(self, notes: deque[int]) -> None:
         """Work through what the resting hooks noted since the last look."""
+        if not notes:
+            return
         take = notes.popleft
+        phase = OTHER
         while notes:
             note = take()
             kind, now = note & 3, note >> SHIFT
@@ -258,12 +273,12 @@ class StepClock:
                 continue
             elapsed = now - self.mark
             self.mark = now
+            phase = DATA if kind == BEGIN else OTHER
             if kind == BEGIN:
                 self.spent[OTHER] += elapsed
                 if self.stepped:
                     self._close(self.spent, now)
-                    self.spent = [0] * _PHASES
-                    self.stepped.clear()
+                    self._clear()
             elif kind == END:
                 self.spent[DATA] += elapsed
                 self.batches += 1
@@ -274,8 +289,9 @@ class StepClock:
             else:
                 self.spent[OTHER] += elapsed
                 self._stepped((note >> 2) & 15, now)
-                self.blind = True
-        self.phase = self.base = OTHER
+                self.blind = self.unseen = True
+        self.phase = phase
+        self.base = OTHER
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
@@ -291,22 +307,30 @@ class StepClock:
             self.on_phase(phase)
         return now
 
-    def _stamp(self, now: int) -> None:
-        self.record.words[_HEARTBEAT] = now
-        self.record.words[_PHASE] = self.phase
-
     def _settle_pending(self) -> None:
+        self.gap_since = 0
         pending = self.spent[PENDING]
         if pending:
             self.spent[EVALUATION] += pending
-            self.spent[PENDING] = 0
+            self.spent[PENDING] = self.pending_gap = 0
+
+    def _end_gap(self) -> None:
+        if self.gap_since:
+            self.pending_gap += self.mark - self.gap_since
+            self.gap_since = 0
+
+    def _clear(self) -> None:
+        self.spent = [0] * _PHASES
+        self.stepped.clear()
+        self.pending_gap = self.gap_since = 0
 
     def _count(self, now: int) -> None:
         self.steps += 1
         self.sampled = self.steps % SAMPLE_EVERY == 0
         words = self.record.words
-        words[_STEP_TIME] = now
-        words[_STEP] = self.steps
+        if self.steps > words[_STEP]:  # a step that is replayed was counted there when it happened
+            words[_STEP_TIME] = now
+            words[_STEP] = self.steps
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -314,6 +338,9 @@ class StepClock:
         other, data, forward, backward, optimizer, epoch_start, evaluation, pending, between = spent
         total = other + data + forward + backward + optimizer
         evaluation += pending
+        if self.unseen:  # one optimizer's part of the step was seen and another's was not: no part is the whole
+            other += forward + backward + optimizer
+            forward = backward = optimizer = 0
         looked = backward or forward
         tags = 0
         if epoch_start:
@@ -350,7 +377,8 @@ class StepClock:
             self._add(BETWEEN_SECONDS.name, between / 1e9)
         self.gc_nanoseconds = 0
         self.backwards = 0
-        self.fetched = self.active = self.trained = self.evaluated = self.blind = False
+        self.elements = _NAN  # a size that was not noted is not known
+        self.fetched = self.active = self.trained = self.evaluated = self.blind = self.unseen = False
         self.after_step(now)
 
     def _charge(self, data: int, other: int, forward: int, backward: int, optimizer: int, looked: bool) -> None:
@@ -385,8 +413,8 @@ class StepClock:
             self._add(EVALUATION_SECONDS.name, evaluation / 1e9)
         if rest:
             self._add(BETWEEN_SECONDS.name, rest / 1e9)
-        self.spent = [0] * _PHASES
-        self.fetched = self.active = self.trained = self.evaluated = self.blind = False
+        self._clear()
+        self.fetched = self.active = self.trained = self.evaluated = self.blind = self.unseen = False
 
     def _add(self, name: str, amount: float) -> None:
         self.record.values[self._index[name]] += amount

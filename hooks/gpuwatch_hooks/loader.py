@@ -99,6 +99,7 @@ def open_begin(watch: LoaderWatch) -> None:
     """The loop asks for an iterator: an epoch begins."""
     watch.first = True
     session = watch.session
+    session.pace.mask = 0
     session.clock.replay(session.pace.notes)
     session.clock.open_begin()
 
