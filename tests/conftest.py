@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,38 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("GPUWATCH_DISABLE", raising=False)
     monkeypatch.delenv("GPUWATCH_QUIET", raising=False)
     return directory
+
+
+class Faults(logging.Handler):
+    """Collects what the guard says of a probe's first fault."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.tracebacks: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the tracebacks; other warnings are for the user."""
+        if record.exc_info:
+            self.tracebacks.append(logging.Formatter().format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_swallowed_fault(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The guard keeps faults of the hooks from the user; here every one fails the test, unless it is expected."""
+    faults = Faults()
+    logging.getLogger("gpuwatch").addHandler(faults)
+    yield
+    if "gpuwatch_hooks.attach" in sys.modules:  # a test without torch stays one
+        from gpuwatch.layout import State
+        from gpuwatch_hooks import attach, guard
+
+        if attach._active is not None:  # a run that the test left attached
+            attach.end(attach._active, State.DETACHED)
+            attach._active = None
+        guard.reset()
+    logging.getLogger("gpuwatch").removeHandler(faults)
+    if request.node.get_closest_marker("faults_expected") is None:
+        assert not faults.tracebacks, "the guard swallowed:\n" + "\n".join(faults.tracebacks)
 
 
 @pytest.fixture(scope="session")
