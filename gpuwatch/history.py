@@ -69,7 +69,7 @@ def history_of(snapshot: Snapshot) -> History:
     history.update({key: [(now, number)] for key, number in window_gauges(rows).items()})
     if len(rows) >= FEWEST_STEPS:
         history.update(_taken_back(rows, history, now))
-    else:
+    elif snapshot.step < FEWEST_STEPS:
         # Too few steps to speak of shares: without the counters the rules on them abstain.
         history = {key: samples for key, samples in history.items() if not key.startswith(PHASE_SECONDS.name)}
     return history
@@ -146,13 +146,14 @@ def slow_steps(rows: Sequence[Row]) -> list[Row]:
     median = statistics.median(totals)
     spread = 1.4826 * statistics.median(abs(total - median) for total in totals)
     limit = max(median + 6 * spread, 1.5 * median)
+    slow = [row for row, total in zip(rows, totals, strict=True) if total > limit]
+    if not slow:
+        return []
     sizes = [row[Column.ELEMENTS] for row in rows if not math.isnan(row[Column.ELEMENTS])]
-    usual = statistics.median(sizes) if sizes else math.nan
-    return [
-        row
-        for row, total in zip(rows, totals, strict=True)
-        if total > limit and not row[Column.ELEMENTS] > LARGER_BATCH * usual
-    ]
+    large = LARGER_BATCH * statistics.median(sizes) if sizes else math.nan
+    if any(size > large for size in sizes):  # where sizes vary, a step of unknown size may be a large one
+        return [row for row in slow if row[Column.ELEMENTS] <= large]
+    return slow
 
 
 def slow_phase(rows: Sequence[Row]) -> str | None:

@@ -148,13 +148,18 @@ def read_all(
 
 
 def remove_old(directory: Path, keep: int) -> int:
-    """Remove this user's ended records beyond the newest ``keep``; returns how many went."""
+    """Remove this user's ended records beyond the newest ``keep``; returns how many went.
+
+    Not for a process that is writing a record there: opening its own file would cost it the lease. A directory that
+    this user may not list (shared ones are write-only) keeps what it has.
+    """
     files = []
-    for path in _record_files(directory):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-                files.append((status.st_mtime, path))
+    with contextlib.suppress(OSError):
+        for path in _record_files(directory):
+            with contextlib.suppress(OSError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                    files.append((status.st_mtime, path))
     removed = 0
     for _, path in sorted(files, reverse=True)[keep:]:
         with contextlib.suppress(OSError):

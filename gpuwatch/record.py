@@ -14,6 +14,7 @@ import fcntl
 import json
 import mmap
 import os
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,7 @@ from gpuwatch.reader import Snapshot, parse
 __all__ = ["RecordFull", "RecordWriter"]
 
 _NAN = float("nan")
+_SLOT_REST = struct.Struct(SLOT.format[1:])  # all but the sequence
 
 
 class RecordFull(ValueError):
@@ -61,7 +63,7 @@ class RecordWriter:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.identity = dict(identity)
         created = time.time_ns()
-        name = f"{_slug(str(identity['run']))}.{identity['rank']}.{os.getpid()}-{created // 1_000_000}{SUFFIX}"
+        name = f"{_slug(str(identity['run']))}.{identity['rank']}.{os.getpid()}-{created}{SUFFIX}"
         self.path = directory / name
         hidden = directory / f".{name}.new"
         self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
@@ -133,6 +135,12 @@ class RecordWriter:
         ROW.pack_into(self.buffer, RING_AT + (head % RING_ROWS) * ROW.size, *row)
         self.words[Word.RING_HEAD] = head + 1
 
+    def recent_rows(self, count: int) -> list[tuple[float, ...]]:
+        """The last steps of the ring, oldest first: at most ``count``."""
+        head = self.words[Word.RING_HEAD]
+        first = max(0, head - min(count, RING_ROWS))
+        return [ROW.unpack_from(self.buffer, RING_AT + (at % RING_ROWS) * ROW.size) for at in range(first, head)]
+
     def observe(self, rule: str, where: str, evidence: str, magnitude: float) -> None:
         """Say, or say again, what was seen for a rule at a place. Raises RecordFull when all slots are taken."""
         slot = self._observed.get((rule, where))
@@ -146,7 +154,8 @@ class RecordWriter:
         head = memoryview(self.buffer)[at : at + SLOT.size].cast("Q")
         sequence = head[0] | 1
         head[0] = sequence
-        SLOT.pack_into(self.buffer, at, sequence, len(text), magnitude, self.words[Word.STEP])
+        # Not with pack_into on the whole head: that clears it first, and a sequence of 0 passes for a settled one.
+        _SLOT_REST.pack_into(self.buffer, at + 8, len(text), magnitude, self.words[Word.STEP])
         self.buffer[at + SLOT.size : at + SLOT.size + len(text)] = text
         head[0] = sequence + 1
         self.words[Word.OBSERVATIONS] = len(self._observed)
@@ -197,4 +206,8 @@ def _start_time() -> int:
 
 
 def _slug(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)[:80] or "run"
+    # ASCII alone: a file name has 255 bytes, not letters. The identity inside has the whole name.
+    return (
+        "".join(letter if (letter.isascii() and letter.isalnum()) or letter in "-_" else "_" for letter in text[:80])
+        or "run"
+    )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from gpuwatch.catalog import PHASE_SECONDS
 from gpuwatch.expr import Expr, Quantity, Rate
+from gpuwatch.limits import SWITCH_STEPS
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
-
-STEPS_ON = 50
-"""A switch that is on for fewer steps in a row was meant: a NaN hunt, a profiler's window."""
 
 _STEP = Rate(PHASE_SECONDS)
 _AUTOGRAD_SHARE = (Rate(PHASE_SECONDS.where(phase="forward")) + Rate(PHASE_SECONDS.where(phase="backward"))) / _STEP
@@ -31,7 +29,7 @@ def _switch(
         title=title,
         severity="warn",
         scope="rank",
-        when=observed(id) > STEPS_ON,
+        when=observed(id) > SWITCH_STEPS,
         value=Quantity("steps", observed(id), "count"),
         because=because,
         evidence=evidence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.catalog import EVALUATION_FORWARDS, OBSERVATION
 from gpuwatch.expr import Quantity
+from gpuwatch.limits import EVAL_MODE_STEPS
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 _WASTED_SHARE = OBSERVATION.where(rule="eval-grad-enabled") / EVALUATION_FORWARDS
@@ -62,7 +63,7 @@ RULES = (
         title="Training goes on in eval mode after a validation",
         severity="warn",
         scope="rank",
-        when=observed("state-eval-mode") >= 20,
+        when=observed("state-eval-mode") >= EVAL_MODE_STEPS,
         value=Quantity("steps", observed("state-eval-mode"), "count"),
         because=(
             "The model trained in train mode, an evaluation switched it to eval mode, and nothing switched it back: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.expr import Quantity
+from gpuwatch.limits import KEPT_STEPS, ZEROED_STEPS
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 RULES = (
@@ -11,7 +12,7 @@ RULES = (
         title="Gradients are filled with zeros",
         severity="info",
         scope="rank",
-        when=observed("opt-zero-grad-inplace") >= 40,
+        when=observed("opt-zero-grad-inplace") >= ZEROED_STEPS,
         value=Quantity("steps", observed("opt-zero-grad-inplace"), "count"),
         because=(
             "`zero_grad(set_to_none=False)` keeps every gradient allocated between steps and writes zeros into it, "
@@ -33,7 +34,7 @@ RULES = (
         title="Gradients are never cleared between optimizer steps",
         severity="critical",
         scope="rank",
-        when=observed("opt-grads-not-zeroed") >= 50,
+        when=observed("opt-grads-not-zeroed") >= KEPT_STEPS,
         value=Quantity("steps", observed("opt-grads-not-zeroed"), "count"),
         because=(
             "Each backward adds to the gradients of all earlier ones, so the optimizer follows a sum over the whole "

@@ -147,6 +147,7 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         _active = None
     if _active is None:
         directory = config.record_directory()
+        remove_old(directory, config.KEPT_RECORDS)  # before this run's own record is there
         try:
             session = Session(directory, identity(None if name is None else str(name), device_of(watched)))
         except OSError as error:
@@ -166,7 +167,6 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         session.looks.append(lambda: backward.look(session))
         session.looks.append(lambda: model.look(session))
         session.looks.append(lambda: hiding.look(session))
-        remove_old(directory, config.KEPT_RECORDS)
         _serve(_active)
     return _active
 

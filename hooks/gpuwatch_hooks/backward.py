@@ -53,6 +53,7 @@ def backward_begin(session: Session) -> None:
     if clock.backward_depth == 1:
         session.gradients.backward_begin()
         session.switches.look()
+        session.evaluation.backward_begin()
 
 
 @guarded("backward")

@@ -21,26 +21,24 @@ Times are nanoseconds of CLOCK_MONOTONIC, so that the daemon can tell their age.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 
-from gpuwatch.catalog import (
-    BATCHES,
-    BETWEEN_SECONDS,
-    EPOCH_RESTART_SECONDS,
-    EPOCH_RESTARTS,
-    EPOCH_START_SECONDS,
-    EPOCH_STARTS,
-    EVALUATION_FORWARDS,
-    EVALUATION_SECONDS,
-    PHASE_SECONDS,
-    STEP_BOUNDS,
-    STEP_SECONDS,
-)
-from gpuwatch.layout import Phase, Tag, Word
+from gpuwatch.layout import Word
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.ledger import (
+    BACKWARD,
+    BETWEEN,
+    DATA,
+    EPOCH_START,
+    EVALUATION,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PENDING,
+    Ledger,
+)
 from gpuwatch_hooks.pace import BEGIN, END, PAUSE, SHIFT
 
 TRAIN, EVAL, EITHER, NO_GRAD = 0, 1, 2, 3
@@ -53,10 +51,7 @@ SAMPLE_EVERY = 4
 BATCHES_WITHOUT_OPTIMIZER = 32
 """After this many batches with a backward and no optimizer step, a batch counts as a step."""
 
-# Plain ints: an enum's members cost a lookup each in code that runs six times a step.
-OTHER, DATA, FORWARD, BACKWARD, OPTIMIZER, EPOCH_START, EVALUATION, PENDING, BETWEEN = (int(phase) for phase in Phase)
-_PHASES = len(Phase)
-_NAMES = {DATA: "data", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer", OTHER: "other"}
+_PHASES = 9
 _HEARTBEAT, _PHASE, _STEP, _STEP_TIME = (int(word) for word in (Word.HEARTBEAT, Word.PHASE, Word.STEP, Word.STEP_TIME))
 _NAN = float("nan")
 
@@ -66,6 +61,7 @@ class StepClock:
 
     def __init__(self, record: RecordWriter, after_step: Callable[[int], object]) -> None:
         self.record = record
+        self.ledger = Ledger(record)
         self.after_step = after_step
         self.on_phase: Callable[[int], None] | None = None  # the device's clock, where there is one
         self.mark = monotonic_ns()
@@ -85,7 +81,6 @@ class StepClock:
         self.pending_gap = 0  # nanoseconds of PENDING outside the forwards themselves
         self.gap_since = 0
         self.within_forward = False  # the running backward was called by a model's forward
-        self.proportions = [0.0] * _PHASES
         self.backward_depth = 0
         self.backwards = 0
         self.unstepped_batches = 0
@@ -95,15 +90,9 @@ class StepClock:
         self.evaluations = 0
         self.epochs = 0
         self.gc_nanoseconds = 0
-        self.elements = _NAN
+        self.elements = _NAN  # of the batch in work; a size that was not seen is not known
+        self.kept_elements = _NAN  # of the step whose optimizer has stepped
         self.last_mode = TRAIN
-        self.totals = [0.0] * _PHASES
-        self._series: dict[int, int] = {}
-        self._index = {metric.name: record.counter(metric.name) for metric in _COUNTERS}
-        self._bucket_index = [
-            record.counter(f"{STEP_SECONDS.name}_bucket", le=f"{bound:g}") for bound in STEP_BOUNDS
-        ] + [record.counter(f"{STEP_SECONDS.name}_bucket", le="+Inf")]
-        self._sum_index = record.counter(f"{STEP_SECONDS.name}_sum")
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -122,7 +111,7 @@ class StepClock:
         if self.opened:
             self.opened = False  # the step's boundary was the opening
         elif self.stepped:
-            self._close(self.spent, now)
+            self._close(self.spent, now, self.kept_elements)
             self._clear()
         elif not self.active:
             self._set_aside(BETWEEN)
@@ -133,7 +122,7 @@ class StepClock:
             self.unstepped_batches += 1
             if self.unstepped_batches > BATCHES_WITHOUT_OPTIMIZER:
                 self._count(now)
-                self._close(self.spent, now)
+                self._close(self.spent, now, self.elements)
                 self._clear()
         if first:
             self.epochs += 1
@@ -150,13 +139,6 @@ class StepClock:
             if elements == elements:
                 self.elements = elements
         return wait
-
-    def epoch_started(self, wait: int, restart: bool) -> None:
-        """The first batch of an epoch took ``wait`` nanoseconds; ``restart`` after the loader's first epoch."""
-        self._add(EPOCH_STARTS.name, 1)
-        if restart:
-            self._add(EPOCH_RESTARTS.name, 1)
-            self._add(EPOCH_RESTART_SECONDS.name, wait / 1e9)
 
     def forward_begin(self, mode: int) -> None:
         """A watched model is called."""
@@ -237,13 +219,15 @@ class StepClock:
         self.optimizer_seen = self.active = True
         if optimizer in self.stepped and self.kept is not None:
             kept = self.kept
-            self._close(kept, now)
+            self._close(kept, now, self.kept_elements)
             self.spent = [later - earlier for later, earlier in zip(self.spent, kept, strict=True)]
             self.stepped.clear()
         if not self.stepped:
             self._count(now)
         self.stepped.add(optimizer)
         self.kept = self.spent[:]
+        if self.elements == self.elements:
+            self.kept_elements, self.elements = self.elements, _NAN
 
     def stepped_mask(self) -> int:
         """The optimizers that stepped in the open step, a bit each."""
@@ -253,7 +237,7 @@ class StepClock:
         """The run ends: the open step is written if it is complete."""
         now = self._move(OTHER)
         if self.stepped:
-            self._close(self.spent, now)
+            self._close(self.spent, now, self.kept_elements)
         else:
             self._set_aside(EVALUATION if self.evaluated or self.spent[EVALUATION] else BETWEEN)
         self._clear()
@@ -277,7 +261,7 @@ class StepClock:
             if kind == BEGIN:
                 self.spent[OTHER] += elapsed
                 if self.stepped:
-                    self._close(self.spent, now)
+                    self._close(self.spent, now, self.kept_elements)
                     self._clear()
             elif kind == END:
                 self.spent[DATA] += elapsed
@@ -334,112 +318,32 @@ class StepClock:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def _close(self, spent: list[int], now: int) -> None:
-        other, data, forward, backward, optimizer, epoch_start, evaluation, pending, between = spent
-        total = other + data + forward + backward + optimizer
-        evaluation += pending
-        if self.unseen:  # one optimizer's part of the step was seen and another's was not: no part is the whole
-            other += forward + backward + optimizer
-            forward = backward = optimizer = 0
-        looked = backward or forward
-        tags = 0
-        if epoch_start:
-            tags = Tag.EPOCH_START.value
-        if evaluation:
-            tags |= Tag.EVALUATION.value
-        if self.gc_nanoseconds:
-            tags |= Tag.GC.value
-        record = self.record
-        record.step_row(
-            now / 1e9,
+    def _close(self, spent: list[int], now: int, elements: float) -> None:
+        self.ledger.step(
+            spent,
+            now,
             self.steps,
-            total / 1e9,
-            data / 1e9 if self.fetched else _NAN,
-            forward / 1e9 if forward else _NAN,
-            backward / 1e9 if backward else _NAN,
-            optimizer / 1e9 if looked and optimizer else _NAN,
-            epoch_start / 1e9,
-            self.gc_nanoseconds / 1e9,
-            self.elements,
-            tags,
+            fetched=self.fetched,
+            unseen=self.unseen,
+            gc_nanoseconds=self.gc_nanoseconds,
+            elements=elements,
         )
-        values = record.values
-        seconds = total / 1e9
-        bucket = self._bucket_index[bisect_left(STEP_BOUNDS, seconds)]
-        values[bucket] += 1
-        values[self._sum_index] += seconds
-        self._charge(data, other, forward, backward, optimizer, looked=bool(looked))
-        if epoch_start:
-            self._add(EPOCH_START_SECONDS.name, epoch_start / 1e9)
-        if evaluation:
-            self._add(EVALUATION_SECONDS.name, evaluation / 1e9)
-        if between:
-            self._add(BETWEEN_SECONDS.name, between / 1e9)
         self.gc_nanoseconds = 0
         self.backwards = 0
-        self.elements = _NAN  # a size that was not noted is not known
+        self.kept_elements = _NAN
         self.fetched = self.active = self.trained = self.evaluated = self.blind = self.unseen = False
         self.after_step(now)
 
-    def _charge(self, data: int, other: int, forward: int, backward: int, optimizer: int, looked: bool) -> None:
-        """Add a step to the phases' totals; what was not told apart goes by the proportions of recent looks."""
-        totals, proportions = self.totals, self.proportions
-        if looked:
-            for phase, nanoseconds in (
-                (OTHER, other),
-                (FORWARD, forward),
-                (BACKWARD, backward),
-                (OPTIMIZER, optimizer),
-            ):
-                totals[phase] += nanoseconds
-                proportions[phase] = 0.75 * proportions[phase] + nanoseconds
-        else:
-            rest, whole = other + optimizer, sum(proportions)
-            if whole:
-                for phase in (OTHER, FORWARD, BACKWARD, OPTIMIZER):
-                    totals[phase] += rest * proportions[phase] / whole
-            else:
-                totals[OTHER] += rest
-        totals[DATA] += data
-
     def _set_aside(self, phase: int) -> None:
         """No step came of this time: charge all of it to evaluation, or to what lies between steps."""
-        spent = self.spent
-        evaluation = spent[EVALUATION] + spent[PENDING]
-        rest = sum(spent) - evaluation
+        evaluation = self.spent[EVALUATION] + self.spent[PENDING]
+        rest = sum(self.spent) - evaluation
         if phase == EVALUATION:
             evaluation, rest = evaluation + rest, 0
-        if evaluation:
-            self._add(EVALUATION_SECONDS.name, evaluation / 1e9)
-        if rest:
-            self._add(BETWEEN_SECONDS.name, rest / 1e9)
+        self.ledger.aside(evaluation, rest)
         self._clear()
         self.fetched = self.active = self.trained = self.evaluated = self.blind = self.unseen = False
 
-    def _add(self, name: str, amount: float) -> None:
-        self.record.values[self._index[name]] += amount
-
     def publish(self) -> None:
         """Write the counters that need not be written at every step."""
-        record = self.record
-        for phase, nanoseconds in enumerate(self.totals):
-            if not nanoseconds:
-                continue  # a phase that was never seen is not known
-            index = self._series.get(phase)
-            if index is None:
-                index = self._series[phase] = record.counter(PHASE_SECONDS.name, phase=_NAMES[phase])
-            record.values[index] = nanoseconds / 1e9
-        record.values[self._index[BATCHES.name]] = self.batches
-        record.values[self._index[EVALUATION_FORWARDS.name]] = self.evaluations
-
-
-_COUNTERS = (
-    BATCHES,
-    EVALUATION_SECONDS,
-    EVALUATION_FORWARDS,
-    BETWEEN_SECONDS,
-    EPOCH_STARTS,
-    EPOCH_START_SECONDS,
-    EPOCH_RESTARTS,
-    EPOCH_RESTART_SECONDS,
-)
+        self.ledger.publish(self.batches, self.evaluations)

@@ -23,6 +23,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.accelerator import Accelerator, CudaAccelerator, Event
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.ledger import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PENDING
 
 COUNTERS_NANOSECONDS = 100_000_000
 STEPS_IN_FLIGHT = 16
@@ -31,7 +32,7 @@ STEPS_IN_FLIGHT = 16
 MARKS_PER_STEP = 64
 """Changes of phase timed in one step; accumulation over many batches is cut off there."""
 
-_NAMES = {0: "other", 1: "data", 2: "forward", 3: "backward", 4: "optimizer", 5: "data"}
+_NAMES = {OTHER: "other", DATA: "data", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer"}
 
 Marks = list[tuple[int, Event]]
 
@@ -66,6 +67,7 @@ class DeviceProbe:
         if self.marks:
             self.waiting.append(self.marks)
             self.marks = []
+            self._on_phase(self.clock.phase)  # the phase that goes on belongs to the next step
         poll(self)
         if now >= self._next_counters:
             self._next_counters = now + COUNTERS_NANOSECONDS
@@ -98,8 +100,10 @@ def poll(probe: DeviceProbe) -> None:
     """Take in the steps the device has finished."""
     while probe.waiting and probe.waiting[0][-1][1].query():
         marks = probe.waiting.popleft()
+        trained = any(phase == BACKWARD for phase, _ in marks)
         for (phase, begin), (_, end) in itertools.pairwise(marks):
-            name = _NAMES.get(phase)
+            # A forward in eval mode with gradients was training when a backward came after it.
+            name = _NAMES.get(FORWARD if phase == PENDING and trained else phase)
             if name is not None:
                 probe.seconds[name] = probe.seconds.get(name, 0.0) + begin.elapsed_time(end) / 1000
         probe.spare.extend(event for _, event in marks)

@@ -11,6 +11,7 @@ import weakref
 
 import torch
 
+from gpuwatch.limits import EVAL_MODE_STEPS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import TRAIN, StepClock
 from gpuwatch_hooks.place import user_place
@@ -18,8 +19,8 @@ from gpuwatch_hooks.place import user_place
 WASTED_RULE = "eval-grad-enabled"
 LEFT_RULE = "state-eval-mode"
 
-SURE_AFTER = 16
-"""Forwards with a backward in a row after which only each 16th is marked: a model that trains in eval mode."""
+FEWEST_WASTED = 4
+"""Forwards without a backward below which it was a look at some samples and no evaluation."""
 
 
 class _Mark:
@@ -51,20 +52,16 @@ class EvaluationProbe:
         self.place = ""
         self.wasted = 0
         self.wasted_place = ""
-        self._used_in_a_row = 0
-        self._skipped = 0
         self._train_steps = 0
         self._evaluations_then = 0
-        self._left_steps = 0
+        self._left = False
+        self._left_from = 0  # the first step of the present stretch in eval mode
+        self._left_steps = 0  # the longest of them that began with an evaluation
         self._left_place = ""
         self._matters: bool | None = None
 
     def forward_begin(self) -> None:
         """A forward in eval mode with gradients enabled."""
-        if self._used_in_a_row >= SURE_AFTER:
-            self._skipped += 1
-            if self._skipped % SURE_AFTER:
-                return
         self.entered = True
         if not self.open:
             self.place = user_place()
@@ -81,14 +78,21 @@ class EvaluationProbe:
                 node.register_prehook(mark)
         self.open.append(mark)
 
+    def backward_begin(self) -> None:
+        """Autograd starts. Inside a forward the model itself needs it (forces from an energy): nothing is wasted."""
+        self.entered = False
+
+    def switched(self) -> None:
+        """The model was put into eval mode by hand; an evaluation counts from here."""
+        self._evaluations_then = self.clock.evaluations
+
     def judge(self) -> None:
         """Training goes on: what was not used by now was built for nothing."""
         unused = [mark for mark in self.open if not mark.used]
-        self._used_in_a_row = 0 if unused else self._used_in_a_row + len(self.open)
         self.open.clear()
         self.clock.evaluations += len(unused)
-        if len(unused) < 2:
-            return  # a single forward (a look at one sample) is no evaluation
+        if len(unused) < FEWEST_WASTED:
+            return
         for mark in unused:
             mark.counted = True
         self.wasted += len(unused)
@@ -97,15 +101,24 @@ class EvaluationProbe:
 
     def optimizer_end(self) -> None:
         """An optimizer stepped: in which mode was the model?"""
+        steps = self.clock.steps
         if self.clock.last_mode == TRAIN:
             self._train_steps += 1
-            self._left_steps = 0
+            self._left_from = 0
             self._evaluations_then = self.clock.evaluations
-        elif self._train_steps and self._left_behind():
-            self._left_steps += 1
+        elif self._train_steps:
+            if not self._left_from:  # the first step in eval mode decides for all that follow
+                self._left_from = steps
+                self._left = self._left_behind()
+            if self._left:
+                self._left_steps = max(self._left_steps, steps - self._left_from + 1)
+
+    def suspicious(self) -> bool:
+        """Whether the mode may have been forgotten: then each of the next steps counts."""
+        return self._left and bool(self._left_from) and self._left_steps < EVAL_MODE_STEPS
 
     def _left_behind(self) -> bool:
-        # A switch to eval mode without an evaluation is a choice: statistics are frozen for a second stage.
+        # Eval mode without an evaluation since the switch is a choice: statistics are frozen for a second stage.
         if self.clock.evaluations == self._evaluations_then:
             return False
         if self._matters is None:

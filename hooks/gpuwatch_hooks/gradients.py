@@ -11,14 +11,18 @@ import weakref
 
 import torch
 
+from gpuwatch.limits import KEPT_STEPS, ZEROED_STEPS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 
 ZEROED_RULE = "opt-zero-grad-inplace"
 KEPT_RULE = "opt-grads-not-zeroed"
 
-READ_VALUES_AFTER = 40
+READ_VALUES_AFTER = KEPT_STEPS - 10
 """Kept gradients in a row after which, on the CPU, their values are read too: `grad.data.zero_()` keeps the version."""
+
+LIMITS = {"zeroed": ZEROED_STEPS, "kept": KEPT_STEPS}
+"""Steps in a row beyond which there is no doubt."""
 
 NONE, ZEROED, KEPT = "none", "zeroed", "kept"
 
@@ -26,13 +30,14 @@ NONE, ZEROED, KEPT = "none", "zeroed", "kept"
 class _Sentinel:
     """One optimizer's watched parameter and what was seen of it."""
 
-    __slots__ = ("armed", "backwards", "gradient", "parameter", "seen", "step", "streaks", "version")
+    __slots__ = ("armed", "backwards", "by_value", "gradient", "parameter", "seen", "step", "streaks", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = weakref.ref(parameter)
         self.gradient: weakref.ref[torch.Tensor] | None = None
         self.version = 0
         self.armed = False
+        self.by_value = False  # it was found to be zeroed behind its version counter
         self.backwards = 0
         self.seen = NONE
         self.step = 0
@@ -61,9 +66,10 @@ class GradientProbe:
             if len(self.sentinels) >= 8:
                 self.sentinels.clear()  # optimizers come and go: start over
             sentinel = self.sentinels[id(optimizer)] = _Sentinel(parameter)
-        elif sentinel.armed and sentinel.backwards == 1:
+        else:
+            seen = sentinel.seen if sentinel.armed and sentinel.backwards == 1 else NONE
             for what in (ZEROED, KEPT):
-                sentinel.streaks[what] = sentinel.streaks[what] + 1 if sentinel.seen == what else 0
+                sentinel.streaks[what] = sentinel.streaks[what] + 1 if seen == what else 0
                 self.worst[what] = max(self.worst[what], sentinel.streaks[what])
         sentinel.backwards = 0
         sentinel.step = self.clock.steps
@@ -83,6 +89,15 @@ class GradientProbe:
                 parameter = sentinel.parameter()
                 sentinel.seen = NONE if parameter is None else _fate(sentinel, parameter.grad)
 
+    def suspicious(self) -> bool:
+        """Whether gradients were kept or zeroed for some steps: then each of the next ones counts."""
+        return any(
+            streak and self.worst[what] < LIMITS[what]
+            for sentinel in self.sentinels.values()
+            if self.clock.steps - sentinel.step <= 1  # its optimizer is in use
+            for what, streak in sentinel.streaks.items()
+        )
+
     def publish(self) -> None:
         """Say the longest streaks."""
         for rule, what in ((ZEROED_RULE, ZEROED), (KEPT_RULE, KEPT)):
@@ -96,10 +111,12 @@ def _fate(sentinel: _Sentinel, gradient: torch.Tensor | None) -> str:
         return NONE
     if gradient._version != sentinel.version:
         return ZEROED
-    if sentinel.streaks[KEPT] >= READ_VALUES_AFTER and gradient.device.type == "cpu" and not gradient.is_sparse:
+    doubtful = sentinel.by_value or sentinel.streaks[KEPT] >= READ_VALUES_AFTER
+    if doubtful and gradient.device.type == "cpu" and not gradient.is_sparse:
         with torch.no_grad():
             if not bool(gradient.any()):
-                return ZEROED
+                sentinel.by_value = True
+                return NONE
     return KEPT
 
 

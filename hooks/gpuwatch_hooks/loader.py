@@ -62,6 +62,7 @@ class LoaderWatch:
         waited = worker_cpu_wait(self.iterator) if self.workers else None
         if waited is not None:
             self.session.record.values[self.session.record.series(WORKER_CPU_WAIT.name)] = waited
+        self.varying = self.varying or self.session.clock.ledger.uneven()
         if self.workers == 0 and len(self.item_seconds) >= 8:
             record = self.session.record
             record.values[record.series(LOADER_ITEM_SECONDS.name)] = statistics.median(self.item_seconds)
@@ -79,6 +80,7 @@ def install(session: Session, loader: object) -> Callable[[], None] | None:
     except TypeError:
         return None  # a builtin, or a layout that does not allow it: its waits stay unknown
     session.loaders.append(watch)
+    know_data(session, loader)
     return functools.partial(restore, watch)
 
 
@@ -94,12 +96,21 @@ def _set_class(item: object, kind: type) -> None:
     object.__setattr__(item, "__class__", kind)  # a __setattr__ of the user's has no part in this
 
 
+@guarded("leaks")
+def know_data(session: Session, loader: object) -> None:
+    """Searches for leaks begin at the data set too: it may cache what it loads."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None and hasattr(type(dataset), "__weakref__"):
+        session.leaks.datasets.append(weakref.ref(dataset))
+
+
 @guarded("loader")
 def open_begin(watch: LoaderWatch) -> None:
     """The loop asks for an iterator: an epoch begins."""
     watch.first = True
     session = watch.session
     session.pace.mask = 0
+    session.open_look()  # of the training loop, or of an evaluation over a watched loader
     session.clock.replay(session.pace.notes)
     session.clock.open_begin()
 
@@ -134,7 +145,7 @@ def fetch_end(watch: LoaderWatch, batch: object, delivered: bool) -> None:
     if watch.first:
         watch.first = False
         watch.epochs += 1
-        clock.epoch_started(wait + watch.opening, watch.epochs > 1)
+        clock.ledger.epoch_started(wait + watch.opening, watch.epochs > 1)
     elif watch.workers == 0 and watch.batch_size:
         watch.item_seconds.append(wait / 1e9 / watch.batch_size)
 

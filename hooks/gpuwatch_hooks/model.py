@@ -10,9 +10,8 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
-from gpuwatch_hooks.clock import EITHER, EVAL, TRAIN
+from gpuwatch_hooks.clock import EITHER, EVAL, NO_GRAD, TRAIN
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.pace import DENSE_STEPS
 from gpuwatch_hooks.session import Session
 
 MOST_TENSORS = 4
@@ -61,7 +60,7 @@ class ForwardEnd(Hook):
 def forward_begin(session: Session, module: torch.nn.Module, arguments: tuple[object, ...]) -> None:
     """A watched model (or a part of a watched container) is called."""
     if not torch.is_grad_enabled():
-        mode = EVAL
+        mode = NO_GRAD if module.training else EVAL
     elif module.training:
         mode = TRAIN
     else:
@@ -83,8 +82,8 @@ def forward_end(session: Session, output: object) -> None:
     clock.forward_end()
     if session.evaluation.entered:
         session.evaluation.forward_end(list(tensors_of(output)))
-    if (clock.sampled or clock.steps >= DENSE_STEPS) and torch.is_grad_enabled():
-        session.retention.look(next(tensors_of(output), None))
+    if clock.sampled and torch.is_grad_enabled():
+        session.retention.look(list(tensors_of(output)))
 
 
 def look(session: Session) -> Callable[[], None]:

@@ -28,9 +28,10 @@ def install(session: Session) -> Callable[[], None]:
 
     @functools.wraps(original)
     def train(self: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+        before = vars(self).get("training", False)  # not by attribute: that may be the user's code
         result = original(self, mode)
         if id(self) in session.mode_ids:
-            switched(session, self)
+            switched(session, self, before)
         return result
 
     torch.nn.Module.train = train  # type: ignore[method-assign, assignment]
@@ -43,7 +44,9 @@ def install(session: Session) -> Callable[[], None]:
 
 
 @guarded("modes")
-def switched(session: Session, model: torch.nn.Module) -> None:
+def switched(session: Session, model: torch.nn.Module, before: bool) -> None:
     """A watched model was put into one of the modes: eval mode announces an evaluation."""
     if not model.training:
         session.open_look()
+        if before:
+            session.evaluation.switched()

@@ -93,9 +93,11 @@ def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
 
 
 @guarded("optimizer")
-def due(session: Session, now: int) -> None:
+def due(session: Session, now: int, optimizer: torch.optim.Optimizer) -> None:
     """Between looks: a tick or the next look."""
     session.after_optimizer(now)
+    if session.pace.looking:
+        session.gradients.optimizer_end(optimizer)  # what becomes of its gradients is seen at the next backward
 
 
 def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
@@ -123,6 +125,8 @@ def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
             bit = 1 << number
             if pace.mask and not pace.mask & bit:
                 pace.mask |= bit  # another optimizer in the same step
+                if pace.steps >= pace.next_look:
+                    due(session, now, optimizer)
                 return
             pace.mask = bit
             pace.steps = steps = pace.steps + 1
@@ -130,7 +134,7 @@ def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
             words[_STEP_TIME] = now
             words[_STEP] = steps
             if steps >= pace.next_look or now >= pace.next_tick:
-                due(session, now)
+                due(session, now, optimizer)
 
     def look() -> Callable[[], None]:
         handle: Callable[[], None] = register_optimizer_step_pre_hook(begin).remove

@@ -32,28 +32,35 @@ DENSE_STEPS = 64
 SETTLED_STEPS = 512
 """Steps after which looks come four times as rarely."""
 
+HURRIED_EVERY = 8
+"""Steps between looks while something suspicious is followed up."""
+
 MOST_NOTES = 1 << 14
 
 
 class Pace:
     """The notes of the resting hooks and the state they need at each step."""
 
-    __slots__ = ("looking", "mask", "next_look", "next_tick", "note", "notes", "steps", "words")
+    __slots__ = ("looking", "looks", "mask", "next_look", "next_tick", "note", "notes", "steps", "words")
 
     def __init__(self, record: RecordWriter) -> None:
         self.notes: deque[int] = deque(maxlen=MOST_NOTES)  # bounded, should nobody come to work through it
         self.note = self.notes.append
         self.looking = False
+        self.looks = 0
         self.steps = 0
         self.mask = 0  # optimizers that have stepped since the last fetch, a bit each
         self.next_look = 0
         self.next_tick = 0
         self.words = record.words
 
-    def rest_until(self, steps: int) -> None:
+    def rest_until(self, steps: int, hurried: bool = False) -> None:
         """The next look is due about :data:`LOOK_EVERY` steps from here; not exactly, lest it beat with the run.
 
         Later in a run looks grow rarer: what there is to see has been seen, and a step in 128 is enough to go by.
         """
         every = LOOK_EVERY if steps < SETTLED_STEPS else 4 * LOOK_EVERY
-        self.next_look = steps + every - 3 + (steps * 7) % 8
+        if hurried:
+            every = HURRIED_EVERY
+        self.looks += 1
+        self.next_look = steps + every - 4 + self.looks * 5 % 7

@@ -20,6 +20,7 @@ class PrecisionProbe:
         self.record = record
         self.models = models
         self.readings = 0
+        self.place = ""
 
     def publish(self) -> None:
         """Say which share of the parameters' elements is float64 while the default dtype is another."""
@@ -35,6 +36,7 @@ class PrecisionProbe:
                 total += parameter.numel()
                 if parameter.dtype == torch.float64:
                     wide += parameter.numel()
-                    place = place or f"{type(model).__name__}.{name}"
-        if wide:
-            self.record.observe(RULE, place, f"{wide:,} of {total:,} parameter elements", wide / total)
+                    place = place or self.place or f"{type(model).__name__}.{name}"
+        self.place = place or self.place  # one place: a model that is cast back is said to be
+        if self.place:
+            self.record.observe(RULE, self.place, f"{wide:,} of {total:,} parameter elements", wide / max(total, 1))

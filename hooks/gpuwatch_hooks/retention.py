@@ -1,39 +1,65 @@
 """Graphs of old steps that are still alive, whatever holds them: a list of losses, a running sum, a hidden state.
 
 A weak reference to the model's output would miss most of these: nobody keeps the output, only something computed from
-it. But whatever keeps the loss keeps the graph below it, and with it the node that made the output. A node of the
+it. But whatever keeps the loss keeps the graph below it, and with it the nodes that made the output. A node of the
 graph can carry a Python object in its metadata (torch's own anomaly mode does); that object dies with the node, so a
 weak reference to it tells whether the graph of that step is still held. Measured here: 0.5 us to put it there, 1.5 us
-to tear it down, at one step in four.
+to tear it down.
+
+A hidden state that a model carries on is not computed from its output: it hangs further down. So a few nodes below the
+outputs carry the mark too.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpuwatch.record import RecordWriter
-from gpuwatch_hooks.clock import SAMPLE_EVERY, StepClock
-from gpuwatch_hooks.pace import DENSE_STEPS
+from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.pace import DENSE_STEPS, LOOK_EVERY
 
 RULE = "leak-graph-retained"
 OLD_STEPS = 50
 """Steps after which a graph that is still alive counts: longer than a fill of a few dozen, or a short epoch."""
 
+SUSPICIOUS_STEPS = 30
+"""Steps after which a living graph is worth more looks."""
+
+FEWEST_GRAPHS = 3
+"""Marked graphs that must be alive: a single one may be the best step's, kept on purpose."""
+
 COUNT_EVERY = 8
 """Looks between two counts while every step is looked at; later every look counts."""
+
+MOST_NODES = 12
+"""Nodes of a step's graph that carry its mark."""
 
 MOST = 512
 """Old graphs followed; a leak beyond that is known to be one."""
 
+HURRIED_LOOKS = 24
+"""Looks that may be asked for, besides one in 128 steps: a loop that keeps graphs for a while is no leak."""
+
 
 class _Mark:
-    """Lives as long as the graph node that carries it."""
+    """Lives as long as a graph node that carries it."""
 
     __slots__ = ("__weakref__",)
+
+
+@dataclass
+class _Marked:
+    """A step whose graph is followed, and how many steps it stands for."""
+
+    step: int
+    stands_for: int
+    mark: weakref.ref[_Mark]
 
 
 class RetentionProbe:
@@ -42,47 +68,83 @@ class RetentionProbe:
     def __init__(self, record: RecordWriter, clock: StepClock) -> None:
         self.record = record
         self.clock = clock
-        self.recent: deque[tuple[int, weakref.ref[_Mark]]] = deque()
-        self.old: list[weakref.ref[_Mark]] = []
-        self.held = 0  # old graphs alive at the last count
+        self.recent: deque[_Marked] = deque()
+        self.old: list[_Marked] = []
+        self.held = 0  # old graphs alive at the last count, in steps
         self.looks = 0
         self.most = 0  # the highest count before something was let go again
         self.peak = 0
         self.shape = ""
+        self._last = 0  # the last step that was marked
+        self._hurried = 0
         self._said = False
 
-    def look(self, output: torch.Tensor | None) -> None:
+    def look(self, outputs: list[torch.Tensor]) -> None:
         """Mark this step's graph, and see which of the older ones are still alive."""
         step = self.clock.steps
-        new_step = not self.recent or self.recent[-1][0] != step
-        if new_step and output is not None and output.grad_fn is not None:
-            mark = _Mark()
-            metadata: Any = output.grad_fn.metadata
-            metadata["gpuwatch"] = mark
-            self.recent.append((step, weakref.ref(mark)))
-            self.shape = "×".join(map(str, output.shape)) or "scalar"
-        while self.recent and self.recent[0][0] < step - OLD_STEPS:
-            reference = self.recent.popleft()[1]
-            if reference() is not None and len(self.old) < MOST:
-                self.old.append(reference)
+        if outputs:
+            self._mark(step, outputs)
+        while self.recent and self.recent[0].step < step - OLD_STEPS:
+            marked = self.recent.popleft()
+            if marked.mark() is not None and len(self.old) < MOST:
+                self.old.append(marked)
         self.looks += 1
         if self.looks % COUNT_EVERY == 0 or step >= DENSE_STEPS:
             # Here and not at publish: once the loop has returned its lists are gone, and nothing is left to count.
             self.held = self.alive()
 
+    def _mark(self, step: int, outputs: list[torch.Tensor]) -> None:
+        marked = self.recent[-1] if self.recent and self.recent[-1].step == step else None
+        mark = None if marked is None else marked.mark()
+        if mark is None:
+            mark = _Mark()
+            # The first forward of the step, or one after it whose graph is gone (a generator's output, detached).
+            if marked is not None:
+                marked.mark = weakref.ref(mark)
+            else:
+                self.recent.append(_Marked(step, max(1, step - self._last), weakref.ref(mark)))
+                self._last = step
+            self.shape = "×".join(map(str, outputs[0].shape)) or "scalar"
+        for node in nodes_of(outputs):
+            node.metadata["gpuwatch"] = mark
+
     def alive(self) -> int:
-        """Old graphs that are still held, as sampled."""
-        self.old = [reference for reference in self.old if reference() is not None]
-        count = len(self.old)
+        """Steps whose graphs are old and still held, as sampled; 0 while too few of them were marked to tell."""
+        self.old = [marked for marked in self.old if marked.mark() is not None]
+        count = sum(marked.stands_for for marked in self.old)
         if count * 2 < self.peak:  # let go of: a buffer that is cleared now and then
             self.most = max(self.most, self.peak)
             self.peak = count
         self.peak = max(self.peak, count)
-        return count
+        return count if len(self.old) >= FEWEST_GRAPHS else 0
+
+    def suspicious(self) -> bool:
+        """Whether a graph is alive for longer than it should be, and more looks would tell sooner."""
+        step = self.clock.steps
+        if self._said or self._hurried >= HURRIED_LOOKS + step // 128:
+            return False
+        living = any(marked.step < step - SUSPICIOUS_STEPS and marked.mark() is not None for marked in self.recent)
+        self._hurried += living or bool(self.old)
+        return living or bool(self.old)
 
     def publish(self) -> None:
         """Say how many, in steps; nothing while a buffer fills no further than it did before it was cleared."""
-        held = SAMPLE_EVERY * self.held if self.held > 1.5 * self.most else 0
+        # Marks are as far apart as looks: two counts of the same buffer differ by that much.
+        limit = 1.5 * self.most + LOOK_EVERY if self.most else 0
+        held = self.held if self.held > limit else 0
         if held or self._said:
             self._said = True
             self.record.observe(RULE, "", f"the model's output is {self.shape}", held)
+
+
+def nodes_of(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The graph's nodes that made the outputs, and some below them; none of a parameter, which outlives its steps."""
+    stack: list[Any] = [output.grad_fn for output in outputs]
+    seen: set[Any] = set()
+    while stack and len(seen) < MOST_NODES:
+        node = stack.pop()
+        if node is None or node in seen or node.name() == "torch::autograd::AccumulateGrad":
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(below for below, _ in reversed(node.next_functions))

@@ -25,13 +25,24 @@ from gpuwatch_hooks.contention import CoreWait
 from gpuwatch_hooks.device import DeviceProbe
 from gpuwatch_hooks.evaluation import EvaluationProbe
 from gpuwatch_hooks.gradients import GradientProbe
+from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.leaks import LeakProbe
 from gpuwatch_hooks.memory import HostMemory
 from gpuwatch_hooks.pace import DENSE_STEPS, Pace
 from gpuwatch_hooks.pauses import PauseProbe
 from gpuwatch_hooks.precision import PrecisionProbe
 from gpuwatch_hooks.retention import RetentionProbe
 from gpuwatch_hooks.switches import SwitchProbe
+
+
+class WatchedLoader(Protocol):
+    """What the session needs to know of a loader it watches."""
+
+    varying: bool
+
+    def publish(self) -> None:
+        """Write its readings."""
 
 
 class Publishes(Protocol):
@@ -55,6 +66,8 @@ class Session:
         self.looks: list[Callable[[], Callable[[], None]]] = []
         self._closers: list[Callable[[], None]] = []
         self.resting_allowed = True
+        self._look_from = 0  # steps complete when the look was opened
+        self._all_optimizers = 0  # those that have stepped so far, a bit each
         self.models: list[weakref.ref[torch.nn.Module]] = []
         self.parameter_ids: set[int] = set()
         self.mode_ids: set[int] = set()
@@ -67,7 +80,9 @@ class Session:
         self.memory = HostMemory(self.record)
         self.core_wait = CoreWait(self.record)
         self.device = DeviceProbe(self.record, self.clock)
-        self.loaders: list[Publishes] = []
+        self.leaks = LeakProbe(self.record, self.clock, self.models)
+        self.growth = GrowthProbe(self.record, self.clock)
+        self.loaders: list[WatchedLoader] = []
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
         guard.listeners.append(self._fault)
@@ -103,6 +118,8 @@ class Session:
 
     def _put_in_place(self) -> None:
         self.pace.looking = True
+        self._look_from = self.clock.steps
+        self.clock.sampled = True
         for put_in_place in self.looks:  # one by one: when the next one fails, those before can be taken out
             self._closers.append(put_in_place())
 
@@ -122,7 +139,7 @@ class Session:
         pace = self.pace
         pace.steps = self.clock.steps
         pace.mask = self.clock.stepped_mask()
-        pace.rest_until(pace.steps)
+        pace.rest_until(pace.steps, hurried=self.retention.suspicious())
         self.close_look()
 
     def renew_look(self) -> None:
@@ -139,16 +156,32 @@ class Session:
                 self.clock.replay(pace.notes)
                 pace.next_tick = now + TICK_NANOSECONDS
                 tick(self)
-            if pace.steps >= pace.next_look:
+            if pace.steps >= pace.next_look and (self._all_stepped(pace.mask) or pace.steps > pace.next_look + 1):
                 self.open_look()
             return
         pace.steps = self.clock.steps
-        if pace.steps >= DENSE_STEPS and self.resting_allowed:
+        mask = self.clock.stepped_mask()
+        self._all_optimizers |= mask
+        if pace.steps >= DENSE_STEPS and self.resting_allowed and self._seen_whole(mask) and not self._suspicious():
             self._rest()
+
+    def _all_stepped(self, mask: int) -> bool:
+        return mask & self._all_optimizers == self._all_optimizers
+
+    def _seen_whole(self, mask: int) -> bool:
+        """Whether the look has lasted a step, with all its optimizers: a part of one would say the wrong shares."""
+        steps = self.clock.steps - self._look_from
+        return steps > 1 or (steps == 1 and self._all_stepped(mask))
+
+    def _suspicious(self) -> bool:
+        """Whether a probe saw what may be a fault: then steps are looked at in a row until it is sure, or was wrong."""
+        return self.switches.suspicious() or self.gradients.suspicious() or self.evaluation.suspicious()
 
     def _after_step(self, now: int) -> None:
         if self.device.active:
             self.device.after_step(now)
+        if self.pace.looking:
+            search(self)
         if self.pace.looking and now >= self.pace.next_tick:
             self.pace.next_tick = now + TICK_NANOSECONDS
             tick(self)
@@ -166,6 +199,7 @@ class Session:
             self.memory,
             self.core_wait,
             self.device,
+            self.growth,
             *self.loaders,
         )
         for part in parts:
@@ -203,6 +237,14 @@ _alive: weakref.WeakSet[Session] = weakref.WeakSet()
 def tick(session: Session) -> None:
     """The rare readings, about once a second, between two steps."""
     session.publish()
+
+
+@guarded("leaks")
+def search(session: Session) -> None:
+    """A step ended during a look: is a search due, is memory growing?"""
+    varying = any(loader.varying for loader in session.loaders) or not session.loaders
+    session.growth.look(varying)
+    session.leaks.look(sys._getframe())
 
 
 @guarded("publish")

@@ -1,0 +1,15 @@
+"""Limits that both sides go by: the rules fire beyond them, and the hooks look at step after step up to them."""
+
+from __future__ import annotations
+
+SWITCH_STEPS = 50
+"""A debugging switch that is on for no more steps in a row was meant: a NaN hunt, a profiler's window."""
+
+ZEROED_STEPS = 40
+"""Checked steps in a row with gradients filled with zeros."""
+
+KEPT_STEPS = 50
+"""Optimizer steps in a row on gradients that were never cleared."""
+
+EVAL_MODE_STEPS = 20
+"""Optimizer steps since an evaluation that left the model in eval mode."""
