@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuwatch.expr import History
-from gpuwatch.history import history_of, settled, slow_phase
+from gpuwatch.history import history_of, observation_key, settled, slow_phase
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
 from gpuwatch.rulebook.rule import SEVERITIES
 
 UNKNOWN = {"ratio": "an unknown share", "seconds": "an unknown time", "bytes": "an unknown amount"}
+
+MOST_PLACES = 5
+"""Findings of one rule at most, each with a place of its own."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,12 @@ class Finding:
 def advise(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> list[Finding]:
     """The findings of one rank, most valuable first."""
     history = history_of(snapshot)
-    places = {rule: _largest(snapshot.observations, rule) for rule in {seen.rule for seen in snapshot.observations}}
     fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
-    findings = [_finding(rule, severity, history, places.get(rule.id)) for rule, severity in fired]
+    findings = [
+        _finding(rule, severity, seen, place)
+        for rule, severity in fired
+        for seen, place in _places(rule, history, snapshot.observations)
+    ]
     return sorted((_named(finding, snapshot) for finding in findings), key=worth, reverse=True)
 
 
@@ -111,8 +117,24 @@ def _named(finding: Finding, snapshot: Snapshot) -> Finding:
     return Finding(**{**vars(finding), "where": f"phase: {phase}", "evidence": f"{finding.evidence}; it is {phase}"})
 
 
-def _largest(observations: Iterable[Observation], rule: str) -> Observation:
-    return max((seen for seen in observations if seen.rule == rule), key=lambda seen: seen.magnitude)
+def _places(
+    rule: Rule, history: History, observations: Iterable[Observation]
+) -> Iterator[tuple[History, Observation | None]]:
+    """The places where a rule holds, each with the history as it is without the others; None for a rule without any."""
+    seen = sorted((place for place in observations if place.rule == rule.id), key=lambda place: -place.magnitude)
+    if not rule.observed or len(seen) < 2:
+        yield history, seen[0] if seen else None
+        return
+    keys = {observation_key(place.rule, place.where): place for place in seen}
+    elsewhere = {key: samples for key, samples in history.items() if key not in keys}
+    holding = [
+        (alone, place)
+        for key, place in list(keys.items())
+        if rule.when.holds(alone := {**elsewhere, key: history[key]}) is True
+    ]
+    # A place without a name says no more than one with a name does.
+    named = [(alone, place) for alone, place in holding if place.where]
+    yield from (named or holding)[:MOST_PLACES]
 
 
 def worth(finding: Finding) -> tuple[int, float]:

@@ -22,11 +22,85 @@ RULES = (
         fix="Keep numbers, not graphs: `.detach()` before you store (or `.item()` every N steps).",
         gain=Gain("memory stops growing with every step"),
         check="Memory in use at the same point of the step stays level.",
+        suppresses=("leak-host",),
         techniques=("T17",),
         observed=True,
         examples=(
             Example("a list of losses", {observation("leak-graph-retained"): flat(200)}, True),
             Example("the last few outputs", {observation("leak-graph-retained"): flat(4)}, False),
+        ),
+    ),
+    Rule(
+        id="leak-tensors",
+        title="A container keeps more tensors with every step",
+        severity="warn",
+        scope="rank",
+        # A log of small results grows too, and is meant to; what matters grows by the size of a batch.
+        when=observed("leak-tensors") >= 32768,
+        value=Quantity("growth", observed("leak-tensors"), "bytes"),
+        because=(
+            "Tensors are added to it and never removed. A slice keeps the whole storage it was cut from; a buffer that "
+            "fills up and stops, or is cleared at an epoch's end, is not reported."
+        ),
+        evidence="it keeps {growth} more with every step",
+        fix="Keep what you need of each (a number, a reduced tensor, `.clone()` of a slice), move it to the CPU, or "
+        "clear the container at the end of an epoch.",
+        gain=Gain("memory stops growing with every step"),
+        check="The length of the container, and memory in use at the same point of the step, stay level.",
+        suppresses=("leak-host",),
+        techniques=("T17", "T30"),
+        observed=True,
+        examples=(
+            Example("a batch of outputs at every step", {observation("leak-tensors"): flat(131072)}, True),
+            Example("a short vector at every step", {observation("leak-tensors"): flat(2048)}, False),
+        ),
+    ),
+    Rule(
+        id="leak-host",
+        title="Host memory in use grows with every step",
+        severity="warn",
+        scope="rank",
+        when=observed("leak-host") >= 16384,
+        value=Quantity("growth", observed("leak-host"), "bytes"),
+        because=(
+            "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step and "
+            "on batches of one size, and no variable was found that holds them: an iterator that remembers "
+            "(`itertools.cycle`), a library's cache, a cycle through native code."
+        ),
+        evidence="bytes in use grow by {growth} a step",
+        fix="Look for what remembers every batch: `itertools.cycle(loader)` saves all of them (write "
+        "`while True: yield from loader`), a custom autograd function that stores its output on `ctx` (use "
+        "`save_for_backward`), a cache without a limit.",
+        gain=Gain("host memory stops growing with every step"),
+        check="`gpuwatch_host_memory_in_use_bytes` stays level.",
+        techniques=("T17",),
+        observed=True,
+        examples=(
+            Example("a batch kept at every step", {observation("leak-host"): flat(400000)}, True),
+            Example("an allocator's noise", {observation("leak-host"): flat(900)}, False),
+        ),
+    ),
+    Rule(
+        id="leak-cyclic",
+        title="Garbage in cycles piles up",
+        severity="warn",
+        scope="rank",
+        when=observed("leak-cyclic") >= 16384,
+        value=Quantity("growth", observed("leak-cyclic"), "bytes"),
+        because=(
+            "Automatic garbage collection is off, objects that refer to each other are made at every step, and bytes in "
+            "use grow. They are garbage, not a leak: a collection would free them."
+        ),
+        evidence="with automatic collection off, bytes in use grow by {growth} a step",
+        fix="Call `gc.enable()`, or `gc.collect()` every few hundred steps; better, break the cycle (a weak reference "
+        "to the parent).",
+        gain=Gain("host memory stops growing with every step"),
+        check="Memory in use falls at each collection and stays level between.",
+        suppresses=("leak-host",),
+        observed=True,
+        examples=(
+            Example("tensors in cycles", {observation("leak-cyclic"): flat(400000)}, True),
+            Example("small objects in cycles", {observation("leak-cyclic"): flat(300)}, False),
         ),
     ),
 )

@@ -20,6 +20,11 @@ DEEPEST = 64
 """Frames looked at."""
 
 
+def is_foreign(file: str) -> bool:
+    """Whether code in this file is torch's, the standard library's or ours."""
+    return file.startswith(_FOREIGN)
+
+
 def user_place(frame: FrameType | None = None) -> str:
     """``file.py:line (function)`` of the nearest frame of the user's, or an empty text.
 
@@ -31,7 +36,7 @@ def user_place(frame: FrameType | None = None) -> str:
         if frame is None:
             break
         name = frame.f_code.co_filename
-        if not name.startswith(_FOREIGN):
+        if not is_foreign(name):
             place = f"{os.path.basename(name)}:{frame.f_lineno} ({frame.f_code.co_name})"
             if "site-packages" not in name:
                 return place

@@ -146,7 +146,8 @@ def size_of(thing: Any, storages: set[int], depth: int = 3) -> Size:
         return size_of(array, storages, depth)
     if depth:
         elements = elements_of_container(thing, kind)
-        inner = sampled(elements, thing, kind) if elements is not None else [part for _, part in attributes("", thing, kind)]
+        named = attributes("", thing, kind) if elements is None else ()
+        inner = sampled(elements, thing, kind) if elements is not None else [part for _, part in named]
         for part in inner[:NAMESPACE_SIZE]:
             of_part = size_of(part, storages, depth - 1)
             size.tensors += of_part.tensors
@@ -159,7 +160,7 @@ def elements_of_container(thing: Any, kind: type) -> Iterable[Any] | None:
     """The elements of a builtin container (or a subclass), read past any override; None for anything else."""
     for base in (list, tuple, deque, set, frozenset):
         if issubclass(kind, base):
-            return islice(base.__iter__(thing), 0, None) if base.__len__(thing) else ()
+            return base.__iter__(thing) if base.__len__(thing) else ()
     if issubclass(kind, dict):
         return dict.values(thing) if dict.__len__(thing) else ()
     return None
@@ -171,14 +172,15 @@ def sampled(elements: Iterable[Any], thing: Any, kind: type) -> list[Any]:
         if issubclass(kind, base):
             count = base.__len__(thing)
             if count > OLDEST + NEWEST:
-                return [*base.__getitem__(thing, slice(0, OLDEST)), *base.__getitem__(thing, slice(count - NEWEST, count))]
+                oldest, newest = slice(0, OLDEST), slice(count - NEWEST, count)
+                return [*base.__getitem__(thing, oldest), *base.__getitem__(thing, newest)]
             return list(base.__iter__(thing))
     if issubclass(kind, dict):
-        newest = [thing_ for thing_ in islice(reversed(dict.values(thing)), NEWEST)]
-        return newest + list(islice(dict.values(thing), max(0, min(OLDEST, len(newest) and dict.__len__(thing) - NEWEST))))
+        older = max(0, min(OLDEST, dict.__len__(thing) - NEWEST))
+        return [*islice(reversed(dict.values(thing)), NEWEST), *islice(dict.values(thing), older)]
     if issubclass(kind, deque):
-        newest = list(islice(deque.__reversed__(thing), NEWEST))
-        return newest + list(islice(deque.__iter__(thing), max(0, min(OLDEST, deque.__len__(thing) - NEWEST))))
+        older = max(0, min(OLDEST, deque.__len__(thing) - NEWEST))
+        return [*islice(deque.__reversed__(thing), NEWEST), *islice(deque.__iter__(thing), older)]
     return list(islice(elements, OLDEST + NEWEST))
 
 
@@ -282,4 +284,6 @@ def graph_size(node: Any) -> int:
     return len(seen)
 
 
-_FOREIGN_PACKAGES = frozenset({"torch", "gpuwatch", "gpuwatch_hooks", "multiprocessing", "threading", "logging", "rich"})
+_FOREIGN_PACKAGES = frozenset(
+    {"torch", "gpuwatch", "gpuwatch_hooks", "multiprocessing", "threading", "logging", "rich"}
+)
