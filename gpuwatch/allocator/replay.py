@@ -1,0 +1,245 @@
+"""The exact replay: every event of a trace against the model, and how often the model was right.
+
+The trace tells where new segments lie, when blocks are freed and when memory goes back to the device. The model tells
+where each request goes and when a segment is needed. Where the two differ the model is set right by the trace.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right, insort
+from dataclasses import dataclass, field
+
+from gpuwatch.allocator.blocks import LIVE, Block, Pool
+from gpuwatch.allocator.correction import map_at, put, remove_at, unmap_at
+from gpuwatch.allocator.model import DEFAULT_POOL, Allocator, mappings, page_of
+from gpuwatch.allocator.rewind import ADDRESS_SPACE, Start, build, rewind
+from gpuwatch.allocator.settings import Settings
+from gpuwatch.allocator.shapes import Action, DeviceRecord
+from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, Rounding, segment_size
+
+MOST_CORRECTIONS = 5_000
+"""Past this many differences the trace does not follow the model; replaying on says nothing."""
+
+
+@dataclass
+class Fidelity:
+    """How often the model decided what the trace shows."""
+
+    events: int = 0
+    allocations: int = 0
+    address_matches: int = 0
+    segment_allocations: int = 0
+    segment_matches: int = 0
+    first_mismatch: int | None = None
+    """Index of the first event that differs."""
+
+    def differs(self, index: int) -> None:
+        """Note the event that differs."""
+        if self.first_mismatch is None:
+            self.first_mismatch = index
+
+
+@dataclass
+class Replay:
+    """A trace replayed under the settings that it was recorded with. Sizes in bytes."""
+
+    settings: Settings
+    start: Start
+    fidelity: Fidelity
+    block_sizes: array[int]
+    """For each event that allocates or frees, the size of the block; 0 for the others."""
+    pool_ids: dict[int, tuple[int, int]]
+    """Private pools of the allocations that went to one."""
+    peak_reserved: int = 0
+    peak_reserved_event: int = -1
+    peak_active: int = 0
+    peak_active_event: int = -1
+    stranded_at_peak: int = 0
+    device_allocations: int = 0
+    device_frees: int = 0
+    allocator: Allocator = field(default_factory=lambda: Allocator(Settings()))
+    """The state where the trace ends."""
+    complete: bool = True
+    """False when it was given up: the trace does not follow the model."""
+
+
+def replay(device: DeviceRecord, settings: Settings) -> Replay:
+    """Replay all events of a device."""
+    start = rewind(device, settings)
+    return _Run(device, settings, start).run()
+
+
+class _Run:
+    """One replay under way."""
+
+    def __init__(self, device: DeviceRecord, settings: Settings, start: Start) -> None:
+        self.trace = device.trace
+        self.settings = settings
+        self.model = build(start, settings)
+        self.fidelity = Fidelity(events=len(device.trace))
+        self.outcome = Replay(
+            settings=settings,
+            start=start,
+            fidelity=self.fidelity,
+            block_sizes=array("Q", bytes(8 * len(device.trace))),
+            pool_ids=dict(device.trace.pool_ids),
+            peak_reserved=self.model.reserved,
+            peak_active=self.model.active,
+            stranded_at_peak=self.model.stranded,
+            allocator=self.model,
+        )
+        self.starts = sorted(segment.address for segment in start.segments)
+        self.private = sorted(
+            (segment.address, segment.address + segment.size, segment.pool_id)
+            for segment in device.segments
+            if segment.pool_id != DEFAULT_POOL
+        )
+        self.new_segments: dict[int, int] = {}
+        """Segments of the trace that no request has been put into yet: address to size."""
+        self.new_maps: list[tuple[int, int, int]] = []
+        """Mappings of the trace that no request has been put into yet: address, size, stream."""
+        self.corrections = 0
+
+    def run(self) -> Replay:
+        """Replay to the end."""
+        model, outcome, fidelity, trace = self.model, self.outcome, self.fidelity, self.trace
+        rounding, blocks, block_sizes = Rounding(self.settings), model.blocks, outcome.block_sizes
+        default_only = not self.private and not trace.pool_ids
+        alloc, free_completed, free_requested = int(Action.ALLOC), int(Action.FREE_COMPLETED), int(Action.FREE_REQUESTED)
+        find, take, release, pool_of = model.find, model.take, model.release, model.pool
+        allocations = matches = 0
+        columns = zip(trace.actions, trace.addresses, trace.sizes, trace.streams, strict=True)
+        for index, (action, address, size, stream) in enumerate(columns):
+            if action == alloc:
+                allocations += 1
+                size = rounding[size]
+                identity = DEFAULT_POOL if default_only else self._pool_id(index, address)
+                pool = pool_of(identity, size <= LARGEST_SMALL, stream)
+                block = find(pool, size)
+                if block is not None and block.address == address and not self.new_maps:
+                    matches += 1
+                    take(block, size)
+                elif self._new_memory(block, address, size, pool):
+                    matches += 1
+                    block = blocks[address]
+                else:
+                    fidelity.differs(index)
+                    block = self._put(address, size, pool)
+                block_sizes[index] = block.size
+                if model.active > outcome.peak_active:
+                    outcome.peak_active, outcome.peak_active_event = model.active, index
+                if model.reserved > outcome.peak_reserved:
+                    outcome.peak_reserved, outcome.peak_reserved_event = model.reserved, index
+                    outcome.stranded_at_peak = model.stranded
+            elif action == free_completed:
+                block = blocks.get(address)
+                if block is not None and block.use == LIVE:
+                    block_sizes[index] = block.size
+                    release(block)
+            elif action != free_requested:
+                self._device_event(index, action, address, size, stream)
+                if model.reserved > outcome.peak_reserved:
+                    outcome.peak_reserved, outcome.peak_reserved_event = model.reserved, index
+                    outcome.stranded_at_peak = model.stranded
+            if self.corrections > MOST_CORRECTIONS:
+                outcome.complete = False
+                break
+        fidelity.allocations, fidelity.address_matches = allocations, matches
+        self._shelve_unused()
+        return outcome
+
+    # -- memory of the device -----------------------------------------------------------------------------------------
+
+    def _new_memory(self, found: Block | None, address: int, size: int, pool: Pool) -> bool:
+        """Whether the model, too, asks the device for just what the trace shows; then the request is in place."""
+        if found is not None:
+            return False
+        if self.new_maps:
+            return self._mapped(address, size, pool)
+        new = self.new_segments.get(address)
+        if new is None or self.settings.expandable_segments or new != segment_size(self.settings, size):
+            return False
+        del self.new_segments[address]
+        self.fidelity.segment_matches += 1
+        insort(self.starts, address)
+        self.model.place(self.model.add_segment(address, new, pool), size)
+        return True
+
+    def _mapped(self, address: int, size: int, pool: Pool) -> bool:
+        if not self.settings.expandable_segments:
+            return False
+        model, shown = self.model, [(first, length) for first, length, _ in self.new_maps]
+        room = model.room(pool, size)
+        if room is None:
+            room = model.add_region(shown[0][0], ADDRESS_SPACE, page_of(self.settings, pool.small), pool)
+            insort(self.starts, room.address)
+        first = room.address
+        if mappings(room, size) != shown or first != address:
+            return False
+        for start, length in shown:
+            model.map(model.blocks[start], length)
+        self.fidelity.segment_matches += len(shown)
+        self.new_maps.clear()
+        model.take(model.blocks[first], size)
+        return True
+
+    def _put(self, address: int, size: int, pool: Pool) -> Block:
+        """The model was wrong: do what the trace shows."""
+        self.corrections += 1
+        self._apply_maps(pool)
+        new = self.new_segments.pop(address, None)
+        if new is None:
+            return put(self.model, self.starts, address, size, pool)
+        insort(self.starts, address)
+        block = self.model.add_segment(address, max(new, size), pool)
+        self.model.place(block, size)
+        return block
+
+    def _apply_maps(self, pool: Pool | None = None) -> None:
+        for address, size, stream in self.new_maps:
+            small = size == SMALL_SEGMENT
+            target = pool or self.model.pool(DEFAULT_POOL, small, stream)
+            page = page_of(self.settings, target.small)
+            map_at(self.model, self.starts, address, size, target, ADDRESS_SPACE, page)
+        self.new_maps.clear()
+
+    def _device_event(self, index: int, action: int, address: int, size: int, stream: int) -> None:
+        fidelity, outcome = self.fidelity, self.outcome
+        if action == Action.SEGMENT_ALLOC or action == Action.SEGMENT_MAP:
+            fidelity.segment_allocations += 1
+            outcome.device_allocations += 1
+            if action == Action.SEGMENT_MAP:
+                self.new_maps.append((address, size, stream))
+            elif size:
+                self.new_segments[address] = size
+        elif action == Action.SEGMENT_FREE:
+            outcome.device_frees += 1
+            if self.new_segments.pop(address, None) is None and not remove_at(self.model, self.starts, address, size):
+                self.corrections += 1
+        elif action == Action.SEGMENT_UNMAP:
+            outcome.device_frees += 1
+            self._apply_maps()
+            if not unmap_at(self.model, self.starts, address, size):
+                self.corrections += 1
+        elif action == Action.OOM:
+            self._apply_maps()
+
+    def _shelve_unused(self) -> None:
+        self._apply_maps()
+        for address, size in self.new_segments.items():
+            if address not in self.model.blocks:
+                pool = self.model.pool(DEFAULT_POOL, size == SMALL_SEGMENT, 0)
+                self.model.shelve(self.model.add_segment(address, size, pool))
+
+    def _pool_id(self, index: int, address: int) -> tuple[int, int]:
+        """The private pool of an allocation: named by the event, or that of the segment which holds it."""
+        named = self.trace.pool_ids.get(index)
+        if named is not None:
+            return named
+        position = bisect_right(self.private, (address, 1 << 64)) - 1
+        if position >= 0 and address < self.private[position][1]:
+            pool_id = self.private[position][2]
+            self.outcome.pool_ids[index] = pool_id
+            return pool_id
+        return DEFAULT_POOL

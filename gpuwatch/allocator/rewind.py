@@ -1,0 +1,275 @@
+"""The state of the allocator where the trace begins, worked out backwards from the snapshot that ends it.
+
+Two things are not written down and follow from the rules. A free event tells what was requested, not the size of the
+block: in the large pool a remainder of up to 1 MiB is not split off, so the block may be that much larger. And an
+expandable segment is listed by its mapped stretches, not by its address space.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpuwatch.allocator.blocks import FREE, LIVE, Block, Pool, Region
+from gpuwatch.allocator.correction import split_unmapped
+from gpuwatch.allocator.model import DEFAULT_POOL, Allocator
+from gpuwatch.allocator.settings import Settings
+from gpuwatch.allocator.shapes import Action, DeviceRecord
+from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, Rounding
+
+ADDRESS_SPACE = 1 << 50
+"""Of an expandable segment: the real one holds all of the device's memory and is never full."""
+
+Key = tuple[tuple[int, int], bool, int]
+"""A kind of pool: private pool, small or large, stream."""
+
+
+@dataclass(frozen=True)
+class StartSegment:
+    """A stretch of memory that the device had given when the trace begins."""
+
+    address: int
+    size: int
+    key: Key
+    expandable: bool
+
+
+@dataclass
+class StartBlock:
+    """A block in use when the trace begins. ``size`` is exact, or the least it can be."""
+
+    address: int
+    size: int
+    requested: int
+    exact: bool
+    stack: int
+
+
+@dataclass
+class Start:
+    """The state where the trace begins."""
+
+    segments: list[StartSegment] = field(default_factory=list)
+    blocks: list[StartBlock] = field(default_factory=list)
+    pool_of_segment: dict[int, tuple[int, int]] = field(default_factory=dict)
+    inconsistencies: int = 0
+    """Events that cannot have led to the snapshot; none in a whole trace."""
+    inferred_blocks: int = 0
+    """Blocks whose size was inferred from their neighbours."""
+
+    @property
+    def empty(self) -> bool:
+        """The trace begins where the run does: nothing was reserved yet."""
+        return not self.segments and not self.blocks
+
+
+def rewind(device: DeviceRecord, settings: Settings) -> Start:
+    """Play the events of a device backwards from its final state."""
+    start = Start()
+    rounding = Rounding(settings)
+    live: dict[int, StartBlock] = {}
+    plain: dict[int, StartSegment] = {}
+    mapped = _Mapped(settings.large_segment_size)
+    for segment in device.segments:
+        key = (segment.pool_id, segment.small, segment.stream)
+        if segment.pool_id != DEFAULT_POOL:
+            start.pool_of_segment[segment.address] = segment.pool_id
+        if segment.expandable:
+            mapped.add(key, segment.address, segment.size)
+        else:
+            plain[segment.address] = StartSegment(segment.address, segment.size, key, False)
+        for block in segment.blocks:
+            if block.active:
+                requested = block.size if block.requested is None else block.requested
+                live[block.address] = StartBlock(block.address, block.size, requested, True, block.stack)
+    trace = device.trace
+    pool_ids = trace.pool_ids
+    columns = zip(trace.actions, trace.addresses, trace.sizes, trace.streams, trace.stacks, strict=True)
+    for index, (action, address, size, stream, stack) in reversed(list(enumerate(columns))):
+        if action == Action.ALLOC:
+            if live.pop(address, None) is None:
+                start.inconsistencies += 1
+        elif action == Action.FREE_COMPLETED:
+            if address in live:
+                start.inconsistencies += 1
+            live[address] = StartBlock(address, rounding[size], size, False, stack)
+        elif action == Action.SEGMENT_ALLOC:
+            if plain.pop(address, None) is None:
+                start.inconsistencies += 1
+        elif action == Action.SEGMENT_FREE:
+            key = (pool_ids.get(index, DEFAULT_POOL), size == SMALL_SEGMENT, stream)
+            plain[address] = StartSegment(address, size, key, False)
+        elif action == Action.SEGMENT_MAP:
+            mapped.remove(mapped.key(pool_ids.get(index, DEFAULT_POOL), address, size, stream), address, size)
+        elif action == Action.SEGMENT_UNMAP:
+            mapped.add(mapped.key(pool_ids.get(index, DEFAULT_POOL), address, size, stream), address, size)
+    start.segments = sorted([*plain.values(), *mapped.segments()], key=lambda segment: segment.address)
+    start.blocks = sorted(live.values(), key=lambda block: block.address)
+    if not settings.expandable_segments:
+        _infer_sizes(start, device, settings)
+    return start
+
+
+class _Mapped:
+    """Mapped stretches of expandable segments by kind of pool, as sorted lists that do not touch."""
+
+    def __init__(self, large_page: int) -> None:
+        self._large_page = large_page
+        self._ranges: dict[Key, list[tuple[int, int]]] = {}
+
+    def key(self, pool_id: tuple[int, int], address: int, size: int, stream: int) -> Key:
+        """The kind of pool that an event of this address and size concerns."""
+        small, large = (pool_id, True, stream), (pool_id, False, stream)
+        if size == SMALL_SEGMENT or size % self._large_page:
+            return small
+        ranges = self._ranges.get(small, [])
+        position = bisect_right(ranges, (address, 1 << 63)) - 1
+        within = position >= 0 and ranges[position][0] <= address < ranges[position][1]
+        return small if within and large not in self._ranges else large
+
+    def add(self, key: Key, address: int, size: int) -> None:
+        """These bytes are mapped."""
+        ranges = self._ranges.setdefault(key, [])
+        first, last = address, address + size
+        position = bisect_left(ranges, (address, 0))
+        if position and ranges[position - 1][1] >= first:
+            position -= 1
+        while position < len(ranges) and ranges[position][0] <= last:
+            first, last = min(first, ranges[position][0]), max(last, ranges[position][1])
+            del ranges[position]
+        insort(ranges, (first, last))
+
+    def remove(self, key: Key, address: int, size: int) -> None:
+        """These bytes are not mapped."""
+        ranges = self._ranges.setdefault(key, [])
+        last = address + size
+        position = max(bisect_right(ranges, (address, 1 << 63)) - 1, 0)
+        while position < len(ranges) and ranges[position][0] < last:
+            low, high = ranges[position]
+            if high <= address:
+                position += 1
+                continue
+            del ranges[position]
+            pieces = [(low, address)] if low < address else []
+            if high > last:
+                pieces.append((last, high))
+            ranges[position:position] = pieces
+            position += len(pieces)
+
+    def segments(self) -> Iterable[StartSegment]:
+        """The stretches that are mapped."""
+        for key, ranges in self._ranges.items():
+            for first, last in ranges:
+                yield StartSegment(first, last - first, key, True)
+
+
+def _infer_sizes(start: Start, device: DeviceRecord, settings: Settings) -> None:
+    """Give blocks of the large pool the unsplit remainder that what follows them shows."""
+    large = [segment for segment in start.segments if not segment.key[1] and not segment.expandable]
+    starts = [segment.address for segment in large]
+    unsure: dict[int, tuple[StartBlock, int]] = {}
+    for position, block in enumerate(start.blocks):
+        found = bisect_right(starts, block.address) - 1
+        if block.exact or found < 0 or block.address >= large[found].address + large[found].size:
+            continue
+        end = large[found].address + large[found].size
+        following = start.blocks[position + 1].address if position + 1 < len(start.blocks) else end
+        limit = settings.max_non_split_rounding if block.size >= settings.max_split_size else LARGEST_SMALL
+        gap = min(following, end) - block.address - block.size
+        if 0 < gap <= limit:  # no block of the large pool is as small
+            block.size += gap
+            block.exact = True
+            start.inferred_blocks += 1
+        elif gap > limit:
+            unsure[block.address] = (block, limit)
+    addresses = sorted(unsure)
+    trace = device.trace
+    for action, address in zip(trace.actions, trace.addresses, strict=True):
+        if not unsure:
+            break
+        if action == Action.FREE_COMPLETED:
+            unsure.pop(address, None)
+        elif action == Action.ALLOC:
+            position = bisect_left(addresses, address) - 1
+            if position < 0 or addresses[position] not in unsure:
+                continue
+            block, limit = unsure[addresses[position]]
+            remainder = address - block.address - block.size
+            if 0 <= remainder <= limit:  # a request is always put at the start of a free block
+                block.size += remainder
+                block.exact = True
+                start.inferred_blocks += remainder > 0
+                del unsure[block.address]
+
+
+def build(start: Start, settings: Settings) -> Allocator:
+    """An allocator in this state."""
+    allocator = Allocator(settings)
+    blocks = start.blocks
+    addresses = [block.address for block in blocks]
+    regions: dict[Key, tuple[Region, Block]] = {}
+    for segment in start.segments:
+        pool = allocator.pool(*segment.key)
+        first, last = bisect_left(addresses, segment.address), bisect_left(addresses, segment.address + segment.size)
+        if segment.expandable:
+            _map_stretch(allocator, regions, segment, pool, blocks[first:last])
+        else:
+            _tile(allocator, allocator.add_segment(segment.address, segment.size, pool), blocks[first:last])
+    return allocator
+
+
+def _map_stretch(
+    allocator: Allocator,
+    regions: dict[Key, tuple[Region, Block]],
+    segment: StartSegment,
+    pool: Pool,
+    blocks: list[StartBlock],
+) -> None:
+    page = SMALL_SEGMENT if segment.key[1] else allocator.settings.large_segment_size
+    known = regions.get(segment.key)
+    if known is None:
+        tail = allocator.add_region(segment.address, ADDRESS_SPACE, page, pool)
+    else:
+        tail = known[1]
+    if segment.address > tail.address:  # a stretch that is not mapped lies between
+        tail = split_unmapped(allocator, tail, segment.address)
+    block = allocator.map(tail, segment.size)
+    region = block.region
+    rest = block.next
+    assert region is not None and rest is not None
+    regions[segment.key] = (region, rest)
+    allocator.withdraw(block)
+    _tile(allocator, block, blocks)
+
+
+def _tile(allocator: Allocator, whole: Block, blocks: list[StartBlock]) -> None:
+    """Cut one free block that is in no list into these blocks in use and the free ones between."""
+    after, end, cursor = whole.next, whole.address + whole.size, whole.address
+    pieces: list[tuple[int, int, int]] = []
+    for block in blocks:
+        if block.address < cursor or block.address + block.size > end:
+            continue  # it overlaps: an inconsistent trace
+        if block.address > cursor:
+            pieces.append((cursor, block.address - cursor, FREE))
+        pieces.append((block.address, block.size, LIVE))
+        cursor = block.address + block.size
+    if cursor < end:
+        pieces.append((cursor, end - cursor, FREE))
+    before = whole.previous
+    for address, size, use in pieces:
+        block = Block(address, size, whole.pool, use, whole.region)
+        allocator.blocks[address] = block
+        block.previous = before
+        if before is not None:
+            before.next = block
+        before = block
+    assert before is not None
+    before.next = after
+    if after is not None:
+        after.previous = before
+    for address, size, use in pieces:
+        if use == FREE:
+            allocator.shelve(allocator.blocks[address])
+        else:
+            allocator.active += size
