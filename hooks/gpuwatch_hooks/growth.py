@@ -20,7 +20,7 @@ CYCLIC_RULE = "leak-cyclic"
 
 SETTLE_STEPS = 16
 EVERY_STEPS = 4
-QUARTER = 4
+QUARTER = 3
 """Readings in a quarter of the window; the smallest of each is compared."""
 
 UNCOLLECTED = 2_000

@@ -159,6 +159,7 @@ class Session:
             if pace.steps >= pace.next_look and (self._all_stepped(pace.mask) or pace.steps > pace.next_look + 1):
                 self.open_look()
             return
+        search(self)
         pace.steps = self.clock.steps
         mask = self.clock.stepped_mask()
         self._all_optimizers |= mask
@@ -180,7 +181,7 @@ class Session:
     def _after_step(self, now: int) -> None:
         if self.device.active:
             self.device.after_step(now)
-        if self.pace.looking:
+        if self.pace.looking and not self.clock.optimizer_seen:
             search(self)
         if self.pace.looking and now >= self.pace.next_tick:
             self.pace.next_tick = now + TICK_NANOSECONDS

@@ -30,6 +30,8 @@ NAMESPACE_SIZE = 64
 """Dictionaries up to this size with text keys are namespaces: each entry has a name of its own."""
 
 OLDEST, NEWEST = 4, 12
+FEW = 16
+"""Elements up to which those of a list have names of their own."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex, bool, type(None))
@@ -95,10 +97,14 @@ class Walk:
         sizes = [size_of(sample, set()) for sample in samples]
         if not issubclass(kind, torch.nn.Module) and any(size.tensors for size in sizes):
             self._container(name, thing, kind, place, sizes)
-            return []
-        if issubclass(kind, dict) and len(thing) <= NAMESPACE_SIZE:
-            return [(f"{name}[{key!r}]", value) for key, value in list(dict.items(thing)) if type(key) in (str, int)]
-        return [(f"{name}[…]", sample) for sample in samples]
+        if issubclass(kind, dict):
+            if dict.__len__(thing) <= NAMESPACE_SIZE:
+                return [
+                    (f"{name}[{key!r}]", value) for key, value in list(dict.items(thing)) if type(key) in (str, int)
+                ]
+        elif len(samples) <= FEW:
+            return [(f"{name}[{number}]", sample) for number, sample in enumerate(samples)]
+        return []
 
     def _container(self, name: str, thing: Any, kind: type, place: str, sizes: list[Size]) -> None:
         count = len(thing)
