@@ -24,6 +24,8 @@ Attach = Callable[..., object]
 Batch = tuple[torch.Tensor, torch.Tensor]
 Training = Callable[[Attach], list[object]]
 
+torch.set_num_threads(1)  # for tensors this small, several only stand in each other's way
+
 BATCHES = 36
 EPOCHS = 3
 """108 steps."""

@@ -166,7 +166,7 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         _active.undo.append(modes.install(session))
         session.looks.append(lambda: backward.look(session))
         session.looks.append(lambda: model.look(session))
-        session.looks.append(lambda: hiding.look(session))
+        _active.undo.append(hiding.install(session))
         _serve(_active)
     return _active
 

@@ -2,12 +2,14 @@
 
 During a look a watched model carries hooks in its own dictionaries, and torch reads these in more places than the call:
 a copy or a pickle would carry them along, TorchScript would try to compile them, CUDA graphs refuse modules that have
-any. So, during a look only, a module's state leaves them out, and before the others read, the look is closed.
+any, and a graph that torch.compile made of a model with hooks is made again when they go. So, during a look only, a
+module's state leaves them out, and before the others read, the look is closed.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 
 import torch
@@ -19,11 +21,37 @@ from gpuwatch_hooks.model import Hook
 from gpuwatch_hooks.session import Session
 
 READERS = (
+    (torch, "compile"),  # loads what tells of compilations
     (torch.jit._recursive, "create_script_module"),  # scripting and tracing
     (torch.cuda, "make_graphed_callables"),
     (torch.cuda.graphs, "make_graphed_callables"),
 )
 """Functions of torch that read hooks and would change their ways for ours."""
+
+
+def install(session: Session) -> Callable[[], None]:
+    """Hide the hooks of every look; the returned function stops it."""
+
+    def compilation(_: object) -> None:
+        withdraw(session)
+
+    def listeners() -> list[Callable[[object], None]]:
+        # Loaded by a compilation, not by us. `torch._dynamo.reset()` forgets them: the next look says it again.
+        dynamo = sys.modules.get("torch._dynamo.callback")
+        handler = getattr(dynamo, "callback_handler", None)
+        return getattr(handler, "start_callbacks", [])
+
+    def hide() -> Callable[[], None]:
+        if compilation not in listeners():
+            listeners().append(compilation)
+        return look(session)
+
+    def stop() -> None:
+        if compilation in listeners():
+            listeners().remove(compilation)
+
+    session.looks.append(hide)
+    return stop
 
 
 def look(session: Session) -> Callable[[], None]:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch.compiler import is_compiling
 
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import callable_parts
@@ -30,7 +31,7 @@ def install(session: Session) -> Callable[[], None]:
     def train(self: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
         before = vars(self).get("training", False)  # not by attribute: that may be the user's code
         result = original(self, mode)
-        if id(self) in session.mode_ids:
+        if not is_compiling() and id(self) in session.mode_ids:
             switched(session, self, before)
         return result
 
