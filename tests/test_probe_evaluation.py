@@ -11,7 +11,7 @@ from torch.autograd import grad as imported_early
 
 import gpuwatch
 from gpuwatch.advisor import Finding
-from tests.loops import convolutional, epochs, found, loader_of, only, perceptron, train
+from tests.loops import convolutional, epochs, found, loader_of, only, perceptron, quiet, train
 
 pytestmark = pytest.mark.usefixtures("records")
 
@@ -89,11 +89,11 @@ def test_a_validation_without_graphs_is_quiet(context: Callable[[], torch.no_gra
         with context():
             with_graphs(10)(model)
 
-    assert run(evaluate, 40) == []
+    assert quiet(run(evaluate, 40))
 
 
 def test_two_forwards_now_and_then_to_log_a_picture_are_no_validation() -> None:
-    assert run(with_graphs(2), 10, 400) == []
+    assert quiet(run(with_graphs(2), 10, 400))
 
 
 def saliency(function: Callable[..., tuple[torch.Tensor, ...]]) -> Evaluation:
@@ -114,7 +114,7 @@ def saliency(function: Callable[..., tuple[torch.Tensor, ...]]) -> Evaluation:
 )
 @pytest.mark.parametrize("every", [30, 100])
 def test_saliency_in_eval_mode_needs_its_graphs(function: Callable[..., tuple[torch.Tensor, ...]], every: int) -> None:
-    assert run(saliency(function), every) == []
+    assert quiet(run(saliency(function), every))
 
 
 def test_saliency_whose_gradients_come_after_all_forwards_needs_its_graphs() -> None:
@@ -125,7 +125,7 @@ def test_saliency_whose_gradients_come_after_all_forwards_needs_its_graphs() -> 
         torch.stack(outputs).sum().backward(inputs=[pixels])  # type: ignore[no-untyped-call]
         model.train()
 
-    assert run(evaluate, 30) == []
+    assert quiet(run(evaluate, 30))
 
 
 class Forces(nn.Module):
@@ -145,7 +145,7 @@ class Forces(nn.Module):
 
 
 def test_a_model_that_differentiates_in_its_forward_needs_its_graphs() -> None:
-    assert run(with_graphs(10), 40, model=Forces()) == []
+    assert quiet(run(with_graphs(10), 40, model=Forces()))
 
 
 @pytest.mark.parametrize("evaluation", [with_graphs, without_graphs])
@@ -174,11 +174,11 @@ def test_a_mode_that_is_put_right_at_each_epoch_is_found_while_it_was_wrong() ->
 
 def test_a_model_without_dropout_or_statistics_is_the_same_in_either_mode() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
-    assert run(without_graphs(3, back=False), 20, model=model) == []
+    assert quiet(run(without_graphs(3, back=False), 20, model=model))
 
 
 def test_a_model_in_eval_mode_throughout_is_a_choice() -> None:
-    assert run(without_graphs(3, back=False), 20, model=convolutional().eval()) == []
+    assert quiet(run(without_graphs(3, back=False), 20, model=convolutional().eval()))
 
 
 @pytest.mark.parametrize("stage", [40, 130])
@@ -194,4 +194,4 @@ def test_a_second_stage_in_eval_mode_is_a_choice(stage: int, validated: bool) ->
         elif step > stage and step % 25 == 0:
             without_graphs(3, back=False)(model)  # it goes on in eval mode, as before
 
-    assert train(250, model=model, before=begin_stage) == []
+    assert quiet(train(250, model=model, before=begin_stage))

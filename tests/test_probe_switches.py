@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils import deterministic
 
-from tests.loops import convolutional, found, from_step, loader_of, only, train
+from tests.loops import convolutional, found, from_step, loader_of, only, quiet, train
 
 anomaly = torch.autograd.detect_anomaly
 
@@ -128,4 +128,4 @@ def test_an_ordinary_variable_of_the_environment_is_not(monkeypatch: pytest.Monk
 
 
 def test_a_plain_run_has_no_finding_of_any_kind() -> None:
-    assert train(200, model=convolutional(), loader=loader_of(50)) == []
+    assert quiet(train(200, model=convolutional(), loader=loader_of(50)))
