@@ -63,8 +63,8 @@ RULES = (
         when=observed("leak-host") >= 16384,
         value=Quantity("growth", observed("leak-host"), "bytes"),
         because=(
-            "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step and "
-            "on batches of one size, and no variable was found that holds them: an iterator that remembers "
+            "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step "
+            "and on batches of one size, and no variable was found that holds them: an iterator that remembers "
             "(`itertools.cycle`), a library's cache, a cycle through native code."
         ),
         evidence="bytes in use grow by {growth} a step",
@@ -88,12 +88,14 @@ RULES = (
         when=observed("leak-cyclic") >= 16384,
         value=Quantity("growth", observed("leak-cyclic"), "bytes"),
         because=(
-            "Automatic garbage collection is off, objects that refer to each other are made at every step, and bytes in "
-            "use grow. They are garbage, not a leak: a collection would free them."
+            "Objects that refer to each other are made at every step, and only a garbage collection frees them: "
+            "garbage, not a leak. With automatic collection off it piles up; with it on memory saws, and the peak is "
+            "many steps' worth, on a device too."
         ),
-        evidence="with automatic collection off, bytes in use grow by {growth} a step",
-        fix="Call `gc.enable()`, or `gc.collect()` every few hundred steps; better, break the cycle (a weak reference "
-        "to the parent).",
+        evidence="{growth} of garbage a step waits for the collector",
+        fix="Break the cycle: in a custom autograd function `ctx.save_for_backward(output)` instead of an attribute of "
+        "`ctx`, elsewhere a weak reference to the parent. Or call `gc.enable()`, or `gc.collect()` every few hundred "
+        "steps.",
         gain=Gain("host memory stops growing with every step"),
         check="Memory in use falls at each collection and stays level between.",
         suppresses=("leak-host",),

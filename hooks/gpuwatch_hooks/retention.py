@@ -54,7 +54,7 @@ class _Mark:
 
 
 @dataclass
-class _Marked:
+class Followed:
     """A step whose graph is followed, and how many steps it stands for."""
 
     step: int
@@ -68,8 +68,8 @@ class RetentionProbe:
     def __init__(self, record: RecordWriter, clock: StepClock) -> None:
         self.record = record
         self.clock = clock
-        self.recent: deque[_Marked] = deque()
-        self.old: list[_Marked] = []
+        self.recent: deque[Followed] = deque()
+        self.old: list[Followed] = []
         self.held = 0  # old graphs alive at the last count, in steps
         self.looks = 0
         self.most = 0  # the highest count before something was let go again
@@ -102,7 +102,7 @@ class RetentionProbe:
             if marked is not None:
                 marked.mark = weakref.ref(mark)
             else:
-                self.recent.append(_Marked(step, max(1, step - self._last), weakref.ref(mark)))
+                self.recent.append(Followed(step, max(1, step - self._last), weakref.ref(mark)))
                 self._last = step
             self.shape = "×".join(map(str, outputs[0].shape)) or "scalar"
         for node in nodes_of(outputs):

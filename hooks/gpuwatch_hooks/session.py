@@ -22,6 +22,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import guard
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.contention import CoreWait
+from gpuwatch_hooks.cycles import CycleProbe
 from gpuwatch_hooks.device import DeviceProbe
 from gpuwatch_hooks.evaluation import EvaluationProbe
 from gpuwatch_hooks.gradients import GradientProbe
@@ -73,6 +74,7 @@ class Session:
         self.mode_ids: set[int] = set()
         self.evaluation = EvaluationProbe(self.record, self.clock, self.models)
         self.retention = RetentionProbe(self.record, self.clock)
+        self.cycles = CycleProbe(self.record, self.clock, self.retention)
         self.gradients = GradientProbe(self.record, self.clock)
         self.switches = SwitchProbe(self.record, self.clock)
         self.pauses = PauseProbe(self.record, self.clock, self.pace)
@@ -201,6 +203,7 @@ class Session:
             self.core_wait,
             self.device,
             self.growth,
+            self.cycles,
             *self.loaders,
         )
         for part in parts:
@@ -224,6 +227,7 @@ class Session:
         finish_clock(self)
         self.publish()
         self.pauses.stop()
+        self.cycles.stop()
         self.device.stop()
         self.record.close(state)
         self.pace.words = self.record.words
