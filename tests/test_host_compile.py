@@ -40,7 +40,7 @@ def layers() -> nn.Module:
 
 def wrapped_before(model: nn.Module, attach: Attach, counter: CompileCounter) -> Any:
     compiled = torch.compile(model, fullgraph=True, backend=counter)
-    attach(compiled)
+    attach(compiled)  # type: ignore[arg-type]
     return compiled
 
 

@@ -21,7 +21,7 @@ from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, guard, hiding, loader, model, modes, optimizers
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
-from gpuwatch_hooks.session import Session, end_state, note_uncaught, publish_part
+from gpuwatch_hooks.session import Session, end_state, note_uncaught
 
 if TYPE_CHECKING:
     from gpuwatch.advisor import Finding
@@ -110,7 +110,7 @@ def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: 
     session = run.session
     watch._undo.append(functools.partial(session.forget, weakref.ref(watched)))
     session.add_model(watched)
-    publish_part(session.precision)
+    session.precision.publish()
     modes.watch(session, watched)
     session.renew_look()
     session.open_look()

@@ -27,6 +27,7 @@ from time import monotonic_ns
 
 from gpuwatch.layout import Word
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.ledger import (
     BACKWARD,
     BETWEEN,
@@ -344,6 +345,7 @@ class StepClock:
         self._clear()
         self.fetched = self.active = self.trained = self.evaluated = self.blind = self.unseen = False
 
+    @guarded("clock")
     def publish(self) -> None:
         """Write the counters that need not be written at every step."""
         self.ledger.publish(self.batches, self.evaluations)

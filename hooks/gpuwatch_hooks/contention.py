@@ -10,6 +10,7 @@ import threading
 
 from gpuwatch.catalog import CPU_WAIT_SECONDS
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.guard import guarded
 
 
 class CoreWait:
@@ -21,6 +22,7 @@ class CoreWait:
         self._earlier = 0
         self._total = 0
 
+    @guarded("contention")
     def publish(self) -> None:
         """Write the sum, where this kernel keeps one. Called on the thread that trains."""
         reading = _run_delay()

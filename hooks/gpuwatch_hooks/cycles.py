@@ -53,6 +53,7 @@ class CycleProbe:
         if self._listen in gc.callbacks:
             gc.callbacks.remove(self._listen)
 
+    @guarded("cycles")
     def publish(self) -> None:
         """Say what collections freed, in bytes a step."""
         if self.clock.steps > DENSE_STEPS:

@@ -73,6 +73,7 @@ class DeviceProbe:
             self._next_counters = now + COUNTERS_NANOSECONDS
             read_counters(self)
 
+    @guarded("device")
     def publish(self) -> None:
         """Write the device's seconds by phase."""
         self.look()

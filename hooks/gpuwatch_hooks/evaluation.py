@@ -14,6 +14,7 @@ import torch
 from gpuwatch.limits import EVAL_MODE_STEPS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import TRAIN, StepClock
+from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.place import user_place
 
 WASTED_RULE = "eval-grad-enabled"
@@ -127,6 +128,7 @@ class EvaluationProbe:
             )
         return self._matters
 
+    @guarded("evaluation")
     def publish(self) -> None:
         """Say what was seen."""
         self._publish_wasted()

@@ -14,6 +14,7 @@ import torch
 from gpuwatch.limits import KEPT_STEPS, ZEROED_STEPS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.guard import guarded
 
 ZEROED_RULE = "opt-zero-grad-inplace"
 KEPT_RULE = "opt-grads-not-zeroed"
@@ -98,6 +99,7 @@ class GradientProbe:
             for what, streak in sentinel.streaks.items()
         )
 
+    @guarded("gradients")
     def publish(self) -> None:
         """Say the longest streaks."""
         for rule, what in ((ZEROED_RULE, ZEROED), (KEPT_RULE, KEPT)):

@@ -13,6 +13,7 @@ from collections import deque
 
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.memory import bytes_in_use
 
 HOST_RULE = "leak-host"
@@ -59,6 +60,7 @@ class GrowthProbe:
             return 0.0
         return growth / (readings[-QUARTER][0] - readings[0][0])
 
+    @guarded("growth")
     def publish(self) -> None:
         """Say how much it grows: garbage in cycles where automatic collection is off, else memory without a name."""
         growing = self.per_step()

@@ -57,6 +57,7 @@ class LoaderWatch:
         if isinstance(persistent, bool):
             record.values[record.series(LOADER_PERSISTENT.name)] = persistent
 
+    @guarded("loader")
     def publish(self) -> None:
         """The median cost of an item, known where the training thread loads it itself; the workers' wait for cores."""
         waited = worker_cpu_wait(self.iterator) if self.workers else None

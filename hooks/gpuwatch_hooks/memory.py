@@ -12,6 +12,7 @@ from typing import Any
 
 from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.guard import guarded
 
 SLOW_NANOSECONDS = 2_000_000
 """mallinfo2 walks the free lists: where that takes longer, it is asked one time in sixteen."""
@@ -39,6 +40,7 @@ class HostMemory:
         self._turn = 0
         self._slow = False
 
+    @guarded("memory")
     def publish(self) -> None:
         """Write the readings that this system has."""
         record = self.record

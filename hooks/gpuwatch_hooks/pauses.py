@@ -46,6 +46,7 @@ class PauseProbe:
         if self._listen in gc.callbacks:
             gc.callbacks.remove(self._listen)
 
+    @guarded("gc")
     def publish(self) -> None:
         """Write the totals, and the line most collections start from."""
         values = self.record.values

@@ -7,6 +7,7 @@ import weakref
 import torch
 
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.guard import guarded
 
 RULE = "comp-float64"
 READINGS = 3
@@ -22,6 +23,7 @@ class PrecisionProbe:
         self.readings = 0
         self.place = ""
 
+    @guarded("precision")
     def publish(self) -> None:
         """Say which share of the parameters' elements is float64 while the default dtype is another."""
         if self.readings >= READINGS or torch.get_default_dtype() == torch.float64:

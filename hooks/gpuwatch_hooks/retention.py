@@ -22,6 +22,7 @@ import torch
 
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.pace import DENSE_STEPS, LOOK_EVERY
 
 RULE = "leak-graph-retained"
@@ -127,6 +128,7 @@ class RetentionProbe:
         self._hurried += living or bool(self.old)
         return living or bool(self.old)
 
+    @guarded("retention")
     def publish(self) -> None:
         """Say how many, in steps; nothing while a buffer fills no further than it did before it was cleared."""
         # Marks are as far apart as looks: two counts of the same buffer differ by that much.

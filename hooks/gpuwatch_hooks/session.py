@@ -47,7 +47,7 @@ class WatchedLoader(Protocol):
 
 
 class Publishes(Protocol):
-    """A part of the session with something to write now and then."""
+    """A part of the session with something to write now and then; guarded, lest a fault in one loses the others'."""
 
     def publish(self) -> None:
         """Write it."""
@@ -207,7 +207,7 @@ class Session:
             *self.loaders,
         )
         for part in parts:
-            publish_part(part)
+            part.publish()
 
     def _fault(self, probe: str, count: int) -> None:
         self.record.values[self.record.series(GUARD_FAULTS.name, probe=probe)] = count
@@ -250,12 +250,6 @@ def search(session: Session) -> None:
     varying = any(loader.varying for loader in session.loaders) or not session.loaders
     session.growth.look(varying)
     session.leaks.look(sys._getframe())
-
-
-@guarded("publish")
-def publish_part(part: Publishes) -> None:
-    """One probe's own writing: a fault there must not lose the others'."""
-    part.publish()
 
 
 @guarded("clock")

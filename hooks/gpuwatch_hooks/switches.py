@@ -10,6 +10,7 @@ import torch
 from gpuwatch.limits import SWITCH_STEPS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.guard import guarded
 
 _VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": ("1",),
@@ -58,6 +59,7 @@ class SwitchProbe:
         """Whether one is on that has never been on for long: then each of the next steps counts."""
         return bool(self._on) and any(self.longest[switch] <= SWITCH_STEPS for switch in self._on)
 
+    @guarded("switches")
     def publish(self) -> None:
         """Say the longest stretch of each."""
         for (rule, where), steps in self.longest.items():
