@@ -74,7 +74,7 @@ LOADER_ITEM_SECONDS = _rank(
     "loader_item_seconds", "gauge", "seconds", "Median cost of one item of a batch loaded on the training thread."
 )
 WORKER_CPU_WAIT = _rank(
-    "loader_worker_cpu_wait_ratio", "gauge", "ratio", "Share of its running time a loader worker waited for a core."
+    "loader_worker_cpu_wait_ratio", "gauge", "ratio", "Share of its time a loader worker waited for a core."
 )
 CPU_BUDGET = _rank(
     "cpu_budget_cores", "gauge", "cores", "Cores this rank may use: affinity and cgroup quota over the node's ranks."

@@ -40,6 +40,9 @@ WARM_UP_STEPS = 10
 FEWEST_STEPS = 40
 """Untagged steps below which nothing is said about step times."""
 
+HICCUP_SECONDS = 0.01
+"""What a busy machine adds to a step now and then: counted as outliers, such steps would hide the slow ones."""
+
 LARGER_BATCH = 1.2
 """A step on a batch this many times the median one is slow for a reason, and no outlier."""
 
@@ -137,7 +140,7 @@ def window_gauges(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def slow_steps(rows: Sequence[Row]) -> list[Row]:
-    """The outliers: beyond the median plus six scaled median absolute deviations, and beyond 1.5 medians.
+    """The outliers: beyond the median plus six scaled median absolute deviations, 1.5 medians, and a hiccup.
 
     Mean and deviation would not do: among 15 planted outliers and one first step of 30 s, mean + 3 sigma finds one.
     """
@@ -145,7 +148,7 @@ def slow_steps(rows: Sequence[Row]) -> list[Row]:
     totals = [row[Column.TOTAL] - row[Column.GC] for row in rows]
     median = statistics.median(totals)
     spread = 1.4826 * statistics.median(abs(total - median) for total in totals)
-    limit = max(median + 6 * spread, 1.5 * median)
+    limit = max(median + 6 * spread, 1.5 * median, median + HICCUP_SECONDS)
     slow = [row for row, total in zip(rows, totals, strict=True) if total > limit]
     if not slow:
         return []
@@ -161,6 +164,10 @@ def slow_phase(rows: Sequence[Row]) -> str | None:
     slow = slow_steps(rows)
     if not slow:
         return None
+    # Among the outliers are the machine's own hiccups: those far shorter than the usual outlier say nothing.
+    median = statistics.median(row[Column.TOTAL] for row in rows)
+    least = statistics.median(row[Column.TOTAL] - median for row in slow) / 2
+    slow = [row for row in slow if row[Column.TOTAL] - median >= least]
     looked = [row for row in slow if is_split(row)]
     if looked:
         usual = [row for row in rows if is_split(row)]
@@ -168,7 +175,7 @@ def slow_phase(rows: Sequence[Row]) -> str | None:
         return max(growth, key=lambda phase: growth[phase])
     # None of them was looked at closely: only the wait can be told from the rest.
     wait = _median_of(slow, "data") - _median_of(rows, "data")
-    excess = statistics.median(row[Column.TOTAL] for row in slow) - statistics.median(row[Column.TOTAL] for row in rows)
+    excess = statistics.median(row[Column.TOTAL] for row in slow) - median
     return "data" if wait > excess / 2 else "compute"
 
 

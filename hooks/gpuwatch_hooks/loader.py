@@ -30,7 +30,7 @@ from gpuwatch_hooks.session import Session
 _MARK = "_gpuwatch_original"
 MOST_WORKERS = 8
 WORKER_NANOSECONDS = 100_000_000
-"""Running time of all workers below which a share of it says nothing."""
+"""Time since the workers' start below which a share of it says nothing."""
 _PHASE, _DATA, _OTHER = int(Word.PHASE), int(Phase.DATA), int(Phase.OTHER)
 
 
@@ -47,6 +47,7 @@ class LoaderWatch:
         self.iterator_classes: dict[type, type] = {}
         self.elements: float | None = None
         self.iterator: weakref.ref[Iterator[object]] | None = None
+        self.iterator_since = 0
         self.varying = False  # batches differ in size: each step's is noted
         self.workers = _whole(getattr(loader, "num_workers", None))
         self.batch_size = _whole(getattr(loader, "batch_size", None))
@@ -60,7 +61,7 @@ class LoaderWatch:
     @guarded("loader")
     def publish(self) -> None:
         """The median cost of an item, known where the training thread loads it itself; the workers' wait for cores."""
-        waited = worker_cpu_wait(self.iterator) if self.workers else None
+        waited = worker_cpu_wait(self.iterator, monotonic_ns() - self.iterator_since) if self.workers else None
         if waited is not None:
             self.session.record.values[self.session.record.series(WORKER_CPU_WAIT.name)] = waited
         self.varying = self.varying or self.session.clock.ledger.uneven()
@@ -195,7 +196,9 @@ def _timed_loader_class(kind: type, watch: LoaderWatch) -> type:
             iterator = kind.__iter__(self)  # type: ignore[attr-defined]
         finally:
             open_end(watch)
-        return timed_iterator(watch, iterator) or iterator
+        timed = timed_iterator(watch, iterator)
+        # Not `or`: the truth of an iterator is asked of its length, and a stream has none.
+        return iterator if timed is None else timed
 
     return _same_but(kind, {"__iter__": __iter__})
 
@@ -212,7 +215,7 @@ def timed_iterator(watch: LoaderWatch, iterator: Iterator[object]) -> Iterator[o
         timed = watch.iterator_classes.get(kind)
         if timed is None:
             timed = watch.iterator_classes[kind] = _timed_iterator_class(kind, watch)
-        watch.iterator = weakref.ref(iterator)
+        watch.iterator, watch.iterator_since = weakref.ref(iterator), monotonic_ns()
         _set_class(iterator, timed)
     return iterator
 
@@ -267,19 +270,22 @@ class TimedIterator:
         return self._iterator.__reduce_ex__(protocol)
 
 
-def worker_cpu_wait(iterator: weakref.ref[Iterator[object]] | None) -> float | None:
-    """Share of the workers' running time spent ready but without a core, since they started; None when unknown."""
+def worker_cpu_wait(iterator: weakref.ref[Iterator[object]] | None, lived: int) -> float | None:
+    """Share of the workers' time (``lived`` nanoseconds each) spent ready but without a core; None when unknown.
+
+    Of all their time and not of their running time: one that sleeps for most of it (a disk, a network) waits for a core
+    at each awakening, and still is not slowed down by that.
+    """
     living = None if iterator is None else iterator()
-    running = waiting = 0
+    waiting = workers = 0
     for worker in (getattr(living, "_workers", None) or ())[:MOST_WORKERS]:
         try:
             with open(f"/proc/{worker.pid}/schedstat", "rb") as file:
-                ran, waited = map(int, file.read().split()[:2])
-        except (OSError, ValueError):
+                waiting += int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):
             continue  # it has ended, or this kernel keeps no such sums
-        running += ran
-        waiting += waited
-    return waiting / (running + waiting) if running + waiting > WORKER_NANOSECONDS else None
+        workers += 1
+    return min(1.0, waiting / (workers * lived)) if workers and lived > WORKER_NANOSECONDS else None
 
 
 def _same_but(kind: type, methods: dict[str, object]) -> type:

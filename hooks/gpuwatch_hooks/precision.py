@@ -40,5 +40,5 @@ class PrecisionProbe:
                     wide += parameter.numel()
                     place = place or self.place or f"{type(model).__name__}.{name}"
         self.place = place or self.place  # one place: a model that is cast back is said to be
-        if self.place:
-            self.record.observe(RULE, self.place, f"{wide:,} of {total:,} parameter elements", wide / max(total, 1))
+        if self.place and total:
+            self.record.observe(RULE, self.place, f"{wide:,} of {total:,} parameter elements", wide / total)
