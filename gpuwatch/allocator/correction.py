@@ -110,6 +110,20 @@ def remove_at(model: Allocator, starts: list[int], address: int, size: int) -> b
     return expected
 
 
+def grow_into(model: Allocator, block: Block, size: int) -> None:
+    """Move the border between a block in use and the free one after it up by so many bytes."""
+    free = block.next
+    assert free is not None and free.use == FREE and free.size > size
+    model.withdraw(free)
+    del model.blocks[free.address]
+    free.address += size
+    free.size -= size
+    model.blocks[free.address] = free
+    model.shelve(free)
+    block.size += size
+    model.active += size
+
+
 def split_unmapped(model: Allocator, block: Block, address: int) -> Block:
     """Cut unmapped space in two at this address; returns the upper part."""
     rest = Block(address, block.address + block.size - address, block.pool, UNMAPPED, block.region)

@@ -27,7 +27,10 @@ _CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("communication", re.compile(r"(^|/)torch/distributed/|c10d::|ProcessGroupNCCL|^nccl")),
     ("backward", re.compile(r"torch::autograd::Engine::|Backward\d*::apply|(^|/)torch/autograd/(graph|__init__)\.py ")),
     ("optimizer", re.compile(r"(^|/)torch/optim/|(^|/)optim(izer|izers)?/\w+\.py |Optimizer\.step")),
-    ("parameters", re.compile(r"module\.py (_apply|convert|to_empty)$|/nn/init\.py |reset_parameters$|load_state_dict$")),
+    (
+        "parameters",
+        re.compile(r"module\.py (_apply|convert|to_empty)$|/nn/init\.py |reset_parameters$|load_state_dict$"),
+    ),
     ("forward", re.compile(r"module\.py (_call_impl|_wrapped_call_impl)$|/nn/functional\.py ")),
 )
 """What memory is for, by the frames that asked for it; the first that matches."""

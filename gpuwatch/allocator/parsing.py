@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 from gpuwatch.allocator.owners import Owners
 from gpuwatch.allocator.reading import HOW_TO_MAKE, SnapshotError, read_file
-from gpuwatch.allocator.settings import Settings, recorded
+from gpuwatch.allocator.settings import recorded
 from gpuwatch.allocator.shapes import (
     ACTIONS,
     NO_STACK,
@@ -212,8 +213,5 @@ def _pair(value: object) -> tuple[int, int]:
     return 0, 0
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < LARGEST
-
-
-__all__ = ["Settings", "parse_snapshot", "read_snapshot"]

@@ -11,12 +11,12 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 
 from gpuwatch.allocator.blocks import LIVE, Block, Pool
-from gpuwatch.allocator.correction import map_at, put, remove_at, unmap_at
+from gpuwatch.allocator.correction import grow_into, map_at, put, remove_at, unmap_at
 from gpuwatch.allocator.model import DEFAULT_POOL, Allocator, mappings, page_of
 from gpuwatch.allocator.rewind import ADDRESS_SPACE, Start, build, rewind
 from gpuwatch.allocator.settings import Settings
 from gpuwatch.allocator.shapes import Action, DeviceRecord
-from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, Rounding, segment_size
+from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK, Rounding, segment_size
 
 MOST_CORRECTIONS = 5_000
 """Past this many differences the trace does not follow the model; replaying on says nothing."""
@@ -60,6 +60,8 @@ class Replay:
     device_frees: int = 0
     allocator: Allocator = field(default_factory=lambda: Allocator(Settings()))
     """The state where the trace ends."""
+    first_failure: tuple[int, int] | None = None
+    """The first request that failed: its event, and the bytes reserved then."""
     complete: bool = True
     """False when it was given up: the trace does not follow the model."""
 
@@ -89,7 +91,7 @@ class _Run:
             stranded_at_peak=self.model.stranded,
             allocator=self.model,
         )
-        self.starts = sorted(segment.address for segment in start.segments)
+        self.starts = sorted({segment.address for segment in start.segments}.union(start.region_bases.values()))
         self.private = sorted(
             (segment.address, segment.address + segment.size, segment.pool_id)
             for segment in device.segments
@@ -99,6 +101,7 @@ class _Run:
         """Segments of the trace that no request has been put into yet: address to size."""
         self.new_maps: list[tuple[int, int, int]] = []
         """Mappings of the trace that no request has been put into yet: address, size, stream."""
+        self.unsure = {block.address: block for block in start.blocks if block.room}
         self.corrections = 0
 
     def run(self) -> Replay:
@@ -106,7 +109,11 @@ class _Run:
         model, outcome, fidelity, trace = self.model, self.outcome, self.fidelity, self.trace
         rounding, blocks, block_sizes = Rounding(self.settings), model.blocks, outcome.block_sizes
         default_only = not self.private and not trace.pool_ids
-        alloc, free_completed, free_requested = int(Action.ALLOC), int(Action.FREE_COMPLETED), int(Action.FREE_REQUESTED)
+        alloc, free_completed, free_requested = (
+            int(Action.ALLOC),
+            int(Action.FREE_COMPLETED),
+            int(Action.FREE_REQUESTED),
+        )
         find, take, release, pool_of = model.find, model.take, model.release, model.pool
         allocations = matches = 0
         columns = zip(trace.actions, trace.addresses, trace.sizes, trace.streams, strict=True)
@@ -117,6 +124,8 @@ class _Run:
                 identity = DEFAULT_POOL if default_only else self._pool_id(index, address)
                 pool = pool_of(identity, size <= LARGEST_SMALL, stream)
                 block = find(pool, size)
+                if block is not None and block.address != address and self.unsure:
+                    block = self._larger_before(index, block, address, size, pool)
                 if block is not None and block.address == address and not self.new_maps:
                     matches += 1
                     take(block, size)
@@ -148,6 +157,27 @@ class _Run:
         fidelity.allocations, fidelity.address_matches = allocations, matches
         self._shelve_unused()
         return outcome
+
+    def _larger_before(self, index: int, block: Block | None, address: int, size: int, pool: Pool) -> Block | None:
+        """The block found, once blocks from before the trace are as large as they must be for the trace to be so.
+
+        The block found was too small for this request if the one before it, whose size the trace does not tell, holds
+        an unsplit remainder. That size is a fact of the start which only this event shows.
+        """
+        while block is not None and block.address != address:
+            before = block.previous
+            start = self.unsure.get(before.address) if before is not None and before.use == LIVE else None
+            excess = block.size - size + SMALLEST_BLOCK
+            if before is None or start is None or start.freed_event is None or start.freed_event < index:
+                break
+            if excess > start.room:
+                break
+            start.room -= excess
+            start.size += excess
+            self.outcome.start.inferred_blocks += 1
+            grow_into(self.model, before, excess)
+            block = self.model.find(pool, size)
+        return block
 
     # -- memory of the device -----------------------------------------------------------------------------------------
 
@@ -224,6 +254,8 @@ class _Run:
                 self.corrections += 1
         elif action == Action.OOM:
             self._apply_maps()
+            if outcome.first_failure is None:
+                outcome.first_failure = (index, self.model.reserved)
 
     def _shelve_unused(self) -> None:
         self._apply_maps()

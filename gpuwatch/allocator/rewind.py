@@ -1,4 +1,4 @@
-"""The state of the allocator where the trace begins, worked out backwards from the snapshot that ends it.
+"""The state of the allocator where the trace begins, worked out from the snapshot that ends it.
 
 Two things are not written down and follow from the rules. A free event tells what was requested, not the size of the
 block: in the large pool a remainder of up to 1 MiB is not split off, so the block may be that much larger. And an
@@ -8,7 +8,7 @@ expandable segment is listed by its mapped stretches, not by its address space.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gpuwatch.allocator.blocks import FREE, LIVE, Block, Pool, Region
@@ -20,6 +20,9 @@ from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, Rounding
 
 ADDRESS_SPACE = 1 << 50
 """Of an expandable segment: the real one holds all of the device's memory and is never full."""
+
+LARGEST_REGION = 1 << 39
+"""An expandable segment spans 1 1/8 of the device's memory; what lies further apart is another one."""
 
 Key = tuple[tuple[int, int], bool, int]
 """A kind of pool: private pool, small or large, stream."""
@@ -44,6 +47,9 @@ class StartBlock:
     requested: int
     exact: bool
     stack: int
+    freed_event: int | None = None
+    room: int = 0
+    """How much larger than ``size`` the block may be, when that is not exact."""
 
 
 @dataclass
@@ -52,7 +58,8 @@ class Start:
 
     segments: list[StartSegment] = field(default_factory=list)
     blocks: list[StartBlock] = field(default_factory=list)
-    pool_of_segment: dict[int, tuple[int, int]] = field(default_factory=dict)
+    region_bases: dict[Key, int] = field(default_factory=dict)
+    """Where the address space of an expandable segment begins, as far as the trace shows it."""
     inconsistencies: int = 0
     """Events that cannot have led to the snapshot; none in a whole trace."""
     inferred_blocks: int = 0
@@ -65,50 +72,83 @@ class Start:
 
 
 def rewind(device: DeviceRecord, settings: Settings) -> Start:
-    """Play the events of a device backwards from its final state."""
+    """What a device held before the first event of its trace."""
     start = Start()
-    rounding = Rounding(settings)
-    live: dict[int, StartBlock] = {}
+    born = _blocks(start, device, Rounding(settings))
+    for segment in device.segments:
+        for block in segment.blocks:
+            if block.active and block.address not in born:
+                requested = block.size if block.requested is None else block.requested
+                start.blocks.append(StartBlock(block.address, block.size, requested, True, block.stack))
+            start.inconsistencies += block.address in born and not block.active
+    start.blocks.sort(key=lambda block: block.address)
+    start.segments = sorted(_segments(start, device, settings), key=lambda segment: segment.address)
+    if not settings.expandable_segments:
+        _infer_sizes(start, device, settings)
+    return start
+
+
+def _blocks(start: Start, device: DeviceRecord, rounding: Rounding) -> set[int]:
+    """Find the blocks that the trace frees and did not allocate; returns where those it allocated and kept are."""
+    born: set[int] = set()
+    trace = device.trace
+    alloc, freed = int(Action.ALLOC), int(Action.FREE_COMPLETED)
+    for index, (action, address) in enumerate(zip(trace.actions, trace.addresses, strict=True)):
+        if action == alloc:
+            born.add(address)
+        elif action == freed:
+            if address in born:
+                born.discard(address)
+            else:
+                size = trace.sizes[index]
+                start.blocks.append(StartBlock(address, rounding[size], size, False, trace.stacks[index], index))
+    return born
+
+
+def _segments(start: Start, device: DeviceRecord, settings: Settings) -> Iterator[StartSegment]:
+    """Undo what the device gave and took during the trace, the last first."""
     plain: dict[int, StartSegment] = {}
     mapped = _Mapped(settings.large_segment_size)
     for segment in device.segments:
         key = (segment.pool_id, segment.small, segment.stream)
-        if segment.pool_id != DEFAULT_POOL:
-            start.pool_of_segment[segment.address] = segment.pool_id
         if segment.expandable:
             mapped.add(key, segment.address, segment.size)
         else:
             plain[segment.address] = StartSegment(segment.address, segment.size, key, False)
-        for block in segment.blocks:
-            if block.active:
-                requested = block.size if block.requested is None else block.requested
-                live[block.address] = StartBlock(block.address, block.size, requested, True, block.stack)
     trace = device.trace
-    pool_ids = trace.pool_ids
-    columns = zip(trace.actions, trace.addresses, trace.sizes, trace.streams, trace.stacks, strict=True)
-    for index, (action, address, size, stream, stack) in reversed(list(enumerate(columns))):
-        if action == Action.ALLOC:
-            if live.pop(address, None) is None:
-                start.inconsistencies += 1
-        elif action == Action.FREE_COMPLETED:
-            if address in live:
-                start.inconsistencies += 1
-            live[address] = StartBlock(address, rounding[size], size, False, stack)
-        elif action == Action.SEGMENT_ALLOC:
+    changes = {
+        int(action) for action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+    }
+    indices = [index for index, action in enumerate(trace.actions) if action in changes]
+    for index in reversed(indices):
+        action, address, size, stream = (
+            trace.actions[index],
+            trace.addresses[index],
+            trace.sizes[index],
+            trace.streams[index],
+        )
+        pool_id = trace.pool_ids.get(index, DEFAULT_POOL)
+        if action == Action.SEGMENT_ALLOC:
             if plain.pop(address, None) is None:
                 start.inconsistencies += 1
         elif action == Action.SEGMENT_FREE:
-            key = (pool_ids.get(index, DEFAULT_POOL), size == SMALL_SEGMENT, stream)
-            plain[address] = StartSegment(address, size, key, False)
+            plain[address] = StartSegment(address, size, (pool_id, size == SMALL_SEGMENT, stream), False)
         elif action == Action.SEGMENT_MAP:
-            mapped.remove(mapped.key(pool_ids.get(index, DEFAULT_POOL), address, size, stream), address, size)
-        elif action == Action.SEGMENT_UNMAP:
-            mapped.add(mapped.key(pool_ids.get(index, DEFAULT_POOL), address, size, stream), address, size)
-    start.segments = sorted([*plain.values(), *mapped.segments()], key=lambda segment: segment.address)
-    start.blocks = sorted(live.values(), key=lambda block: block.address)
-    if not settings.expandable_segments:
-        _infer_sizes(start, device, settings)
-    return start
+            mapped.remove(mapped.key(pool_id, address, size, stream), address, size)
+        else:
+            mapped.add(mapped.key(pool_id, address, size, stream), address, size)
+    stretches = list(mapped.segments())
+    for stretch in reversed(stretches):
+        start.region_bases[stretch.key] = stretch.address
+    for index in indices:
+        action, address = trace.actions[index], trace.addresses[index]
+        if action in (Action.SEGMENT_MAP, Action.SEGMENT_UNMAP):
+            key = mapped.key(trace.pool_ids.get(index, DEFAULT_POOL), address, trace.sizes[index], trace.streams[index])
+            base = start.region_bases.get(key)
+            if base is not None and base - LARGEST_REGION < address < base:
+                start.region_bases[key] = address
+    yield from plain.values()
+    yield from stretches
 
 
 class _Mapped:
@@ -157,7 +197,7 @@ class _Mapped:
             ranges[position:position] = pieces
             position += len(pieces)
 
-    def segments(self) -> Iterable[StartSegment]:
+    def segments(self) -> Iterator[StartSegment]:
         """The stretches that are mapped."""
         for key, ranges in self._ranges.items():
             for first, last in ranges:
@@ -183,6 +223,7 @@ def _infer_sizes(start: Start, device: DeviceRecord, settings: Settings) -> None
             start.inferred_blocks += 1
         elif gap > limit:
             unsure[block.address] = (block, limit)
+            block.room = limit
     addresses = sorted(unsure)
     trace = device.trace
     for action, address in zip(trace.actions, trace.addresses, strict=True):
@@ -198,7 +239,7 @@ def _infer_sizes(start: Start, device: DeviceRecord, settings: Settings) -> None
             remainder = address - block.address - block.size
             if 0 <= remainder <= limit:  # a request is always put at the start of a free block
                 block.size += remainder
-                block.exact = True
+                block.exact, block.room = True, 0
                 start.inferred_blocks += remainder > 0
                 del unsure[block.address]
 
@@ -213,7 +254,8 @@ def build(start: Start, settings: Settings) -> Allocator:
         pool = allocator.pool(*segment.key)
         first, last = bisect_left(addresses, segment.address), bisect_left(addresses, segment.address + segment.size)
         if segment.expandable:
-            _map_stretch(allocator, regions, segment, pool, blocks[first:last])
+            base = start.region_bases.get(segment.key, segment.address)
+            _map_stretch(allocator, regions, segment, base, pool, blocks[first:last])
         else:
             _tile(allocator, allocator.add_segment(segment.address, segment.size, pool), blocks[first:last])
     return allocator
@@ -223,15 +265,13 @@ def _map_stretch(
     allocator: Allocator,
     regions: dict[Key, tuple[Region, Block]],
     segment: StartSegment,
+    base: int,
     pool: Pool,
     blocks: list[StartBlock],
 ) -> None:
     page = SMALL_SEGMENT if segment.key[1] else allocator.settings.large_segment_size
     known = regions.get(segment.key)
-    if known is None:
-        tail = allocator.add_region(segment.address, ADDRESS_SPACE, page, pool)
-    else:
-        tail = known[1]
+    tail = allocator.add_region(base, ADDRESS_SPACE, page, pool) if known is None else known[1]
     if segment.address > tail.address:  # a stretch that is not mapped lies between
         tail = split_unmapped(allocator, tail, segment.address)
     block = allocator.map(tail, segment.size)
@@ -258,12 +298,12 @@ def _tile(allocator: Allocator, whole: Block, blocks: list[StartBlock]) -> None:
         pieces.append((cursor, end - cursor, FREE))
     before = whole.previous
     for address, size, use in pieces:
-        block = Block(address, size, whole.pool, use, whole.region)
-        allocator.blocks[address] = block
-        block.previous = before
+        piece = Block(address, size, whole.pool, use, whole.region)
+        allocator.blocks[address] = piece
+        piece.previous = before
         if before is not None:
-            before.next = block
-        before = block
+            before.next = piece
+        before = piece
     assert before is not None
     before.next = after
     if after is not None:
