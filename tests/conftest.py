@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -72,3 +73,14 @@ def nvml_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpus(tmp_path: Path) -> Path:
     """The state of two simulated GPUs, in a file to append ``key=value`` lines to (see tests/nvmlstub)."""
     return Path(shutil.copy(Path(__file__).parent / "nvmlstub" / "two_h100.conf", tmp_path / "gpus.conf"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Where GPUWATCH_NO_SKIPS is set (CI), a test that needs a tool and was skipped has failed."""
+    report = yield
+    skipped = report.skipped and item.get_closest_marker("debian") is not None
+    if skipped and os.environ.get("GPUWATCH_NO_SKIPS"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped: install what it needs ({report.longrepr})"
+    return report

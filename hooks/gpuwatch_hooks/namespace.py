@@ -31,24 +31,35 @@ class Root:
     place: str
 
 
-def roots(frame: FrameType | None) -> Iterator[Root]:
-    """The variables on the stack, innermost first, then those of their modules."""
+def stack_roots(frame: FrameType | None) -> tuple[list[Root], list[Root], list[Root]]:
+    """The variables of the user's functions on the stack (innermost first), of their modules, of libraries' functions.
+
+    In this order: what a person can change comes first, and a trainer's own frames may lead anywhere.
+    """
+    own: list[Root] = []
+    libraries: list[Root] = []
     modules: dict[int, FrameType] = {}
     for _ in range(DEEPEST):
         if frame is None:
             break
-        if not is_foreign(frame.f_code.co_filename):
-            modules.setdefault(id(frame.f_globals), frame)
+        file = frame.f_code.co_filename
+        if not is_foreign(file):
+            library = "site-packages" in file
+            if not library:
+                modules.setdefault(id(frame.f_globals), frame)
             if frame.f_code.co_flags & OPTIMIZED:
                 place = _place(frame, frame.f_code.co_name)
-                for name, thing in local_variables(frame):
-                    yield Root(name, thing, place)
+                into = libraries if library else own
+                into.extend(Root(name, thing, place) for name, thing in local_variables(frame))
         frame = frame.f_back
-    for holder in modules.values():
-        place = _place(holder, "module")
-        for name, thing in list(holder.f_globals.items()):
-            if not name.startswith("__"):
-                yield Root(name, thing, place)
+    return own, [root for holder in modules.values() for root in _module_roots(holder)], libraries
+
+
+def _module_roots(frame: FrameType) -> Iterator[Root]:
+    place = _place(frame, "module")
+    for name, thing in list(frame.f_globals.items()):
+        if not name.startswith("__"):
+            yield Root(name, thing, place)
 
 
 def local_variables(frame: FrameType) -> list[tuple[str, Any]]:

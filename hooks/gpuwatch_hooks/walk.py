@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from time import monotonic_ns
+from time import thread_time_ns
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from gpuwatch_hooks.namespace import Root
 
 MOST_OBJECTS = 20_000
 MOST_NODES = 2_000
+MOST_PARTS = 256
+"""Parts of the sampled elements of one container that are looked at."""
+
 DEEPEST_PATH = 7
 NAMESPACE_SIZE = 64
 """Dictionaries up to this size with text keys are namespaces: each entry has a name of its own."""
@@ -64,14 +67,14 @@ class Walk:
         self.found: dict[tuple[str, str], Holding] = {}
         self.seen: set[int] = set()
         self.complete = True
+        self.visited = 0
 
     def search(self, roots: Iterable[Root]) -> None:
-        """Go through all roots, breadth first, until the deadline."""
+        """Go through all roots, breadth first, until the deadline; a later call goes on after an earlier one."""
         queue: deque[tuple[str, Any, str, int]] = deque((root.name, root.thing, root.place, 0) for root in roots)
-        visited = 0
-        while queue:
-            visited += 1
-            if visited > MOST_OBJECTS or (visited % 64 == 0 and monotonic_ns() > self.deadline):
+        while queue and self.complete:
+            self.visited += 1
+            if self.visited > MOST_OBJECTS or (self.visited % 64 == 0 and thread_time_ns() > self.deadline):
                 self.complete = False
                 return
             name, thing, place, depth = queue.popleft()
@@ -94,7 +97,8 @@ class Walk:
         if not elements:
             return []
         samples = sampled(elements, thing, kind)
-        sizes = [size_of(sample, set()) for sample in samples]
+        effort = Effort(MOST_PARTS)
+        sizes = [size_of(sample, set(), effort) for sample in samples]
         if not issubclass(kind, torch.nn.Module) and any(size.tensors for size in sizes):
             self._container(name, thing, kind, place, sizes)
         if issubclass(kind, dict):
@@ -135,11 +139,19 @@ class Size:
     graph: bool = False
 
 
-def size_of(thing: Any, storages: set[int], depth: int = 3) -> Size:
+@dataclass
+class Effort:
+    """How many more parts may be looked at."""
+
+    left: int
+
+
+def size_of(thing: Any, storages: set[int], effort: Effort, depth: int = 3) -> Size:
     """Tensors within an element, each storage counted once."""
     size = Size()
     kind = type(thing)
-    if issubclass(kind, _OPAQUE):
+    effort.left -= 1
+    if effort.left < 0 or issubclass(kind, _OPAQUE):
         return size
     if issubclass(kind, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
@@ -149,13 +161,13 @@ def size_of(thing: Any, storages: set[int], depth: int = 3) -> Size:
         return size
     array = tensor_behind_array(thing, kind)
     if array is not None:
-        return size_of(array, storages, depth)
+        return size_of(array, storages, effort, depth)
     if depth:
         elements = elements_of_container(thing, kind)
         named = attributes("", thing, kind) if elements is None else ()
         inner = sampled(elements, thing, kind) if elements is not None else [part for _, part in named]
         for part in inner[:NAMESPACE_SIZE]:
-            of_part = size_of(part, storages, depth - 1)
+            of_part = size_of(part, storages, effort, depth - 1)
             size.tensors += of_part.tensors
             size.pinned_bytes += of_part.pinned_bytes
             size.graph = size.graph or of_part.graph
