@@ -7,18 +7,22 @@ import difflib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gpuwatch.config import DEFAULT_PORT, record_directory
 from gpuwatch.reader import Snapshot, read_all
 from gpuwatch.report.runs import RunError, nothing_in, select_run
-from gpuwatch.report.wording import counted
+from gpuwatch.report.wording import counted, printable
 from gpuwatch.rulebook import RULES, RULES_BY_ID
 from gpuwatch.rulebook.rule import Rule
 from gpuwatch.version import __version__
+
+if TYPE_CHECKING:
+    from gpuwatch.allocator.shapes import Snapshot as Snapshotted
 
 DONE, FAILED = 0, 2
 INTERRUPTED = 130
@@ -87,11 +91,28 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--list", action="store_true", help="list every rule")
     explain.set_defaults(command=_explain)
 
+    _add_snapshots(commands)
+
     demo = commands.add_parser("demo", help="a real training run with planted faults, its report, and the run repaired")
     demo.add_argument("--steps", type=_steps, metavar="N", help="steps of each of the two runs")
     demo.add_argument("--without", action="append", default=[], metavar="FAULT", help="leave a planted fault out")
     demo.set_defaults(command=_demo)
     return top
+
+
+def _add_snapshots(commands: argparse._SubParsersAction[_Parser]) -> None:
+    snapshot = commands.add_parser("snapshot", help="who owns the GPU memory in a CUDA memory snapshot")
+    snapshot.add_argument("file", type=Path, metavar="FILE", help="what torch.cuda.memory._dump_snapshot() wrote")
+    snapshot.add_argument("--json", action="store_true", help="print the account as JSON")
+    snapshot.add_argument("--html", type=Path, metavar="FILE", help="write it as one HTML file, with a picture")
+    snapshot.set_defaults(command=_snapshot)
+
+    replay = commands.add_parser("replay", help="which allocator setting would have helped the run in a snapshot")
+    replay.add_argument("file", type=Path, metavar="FILE", help="what torch.cuda.memory._dump_snapshot() wrote")
+    replay.add_argument("--conf", nargs="+", action="extend", default=[], metavar="K:V,…", help="settings to try")
+    replay.add_argument("--capacity", type=_bytes, metavar="BYTES", help="memory to fit into, such as 40GiB")
+    replay.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    replay.set_defaults(command=_replay)
 
 
 def _add_directory(command: argparse.ArgumentParser) -> None:
@@ -114,6 +135,15 @@ def _steps(text: str) -> int:
     return int(text)
 
 
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kMGT]i?)?B?\s*", text)
+    power = "kMGT".index(found[2][0]) + 1 if found and found[2] else 0
+    size = float(found[1]) * (1024 if found[2] and found[2].endswith("i") else 1000) ** power if found else 0
+    if not 1 <= size < 1 << 60:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, such as 40GiB or 80GB")
+    return int(size)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     # The renderings load when they are asked for: `gpuwatch serve` needs none of them.
     from gpuwatch.report.document import document
@@ -122,10 +152,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     report = document(select_run(_read(arguments.dir or record_directory()), arguments.run))
     if arguments.html is not None:
-        try:
-            arguments.html.write_text(page(report), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
+        _write(arguments.html, page(report))
     if arguments.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     elif arguments.html is None:
@@ -180,6 +207,69 @@ def _explain(arguments: argparse.Namespace) -> int:
     else:
         print(text)
     return DONE
+
+
+def _snapshot(arguments: argparse.Namespace) -> int:
+    from gpuwatch.allocator.document import explain
+    from gpuwatch.allocator.reading import SnapshotError
+    from gpuwatch.report.snapshot import snapshot_rendered
+    from gpuwatch.report.snapshot_html import PlotLibraryMissing, snapshot_page
+    from gpuwatch.report.terminal import show
+
+    try:
+        document, accounts = explain(_snapshot_file(arguments.file))
+        if arguments.html is not None:
+            _write(arguments.html, snapshot_page(document, accounts, arguments.file.name))
+    except PlotLibraryMissing as error:
+        raise UsageError(str(error)) from None
+    except SnapshotError as error:
+        raise UsageError(_named(arguments.file, error)) from None
+    if arguments.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    elif arguments.html is None:
+        show(snapshot_rendered(document, arguments.file.name, sys.stdout.encoding))
+    else:
+        print(f"wrote {arguments.html}")
+    return DONE
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from gpuwatch.allocator.document import compare
+    from gpuwatch.allocator.reading import SnapshotError
+    from gpuwatch.allocator.settings import SettingsError
+    from gpuwatch.report.snapshot import replay_rendered
+    from gpuwatch.report.terminal import show
+
+    try:
+        document = compare(_snapshot_file(arguments.file), arguments.conf, arguments.capacity)
+    except SettingsError as error:
+        raise UsageError(f"--conf: {error}") from None
+    except SnapshotError as error:
+        raise UsageError(_named(arguments.file, error)) from None
+    if arguments.json:
+        print(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        show(replay_rendered(document, arguments.file.name, sys.stdout.encoding))
+    return DONE
+
+
+def _snapshot_file(path: Path) -> Snapshotted:
+    from gpuwatch.allocator.parsing import read_snapshot
+    from gpuwatch.allocator.reading import bounded_memory
+
+    with bounded_memory(path):
+        return read_snapshot(path)
+
+
+def _named(path: Path, error: Exception) -> str:
+    return printable(str(error) if str(path) in str(error) else f"{path}: {error}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _rule(name: str) -> Rule:

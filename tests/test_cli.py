@@ -51,6 +51,8 @@ def test_commands_and_options_are_frozen() -> None:
         "report": ["-h", "--help", "RUN", "--json", "--html", "--dir"],
         "serve": ["-h", "--help", "--listen", "--exit-when-idle", "--any-port", "--dir"],
         "explain": ["-h", "--help", "RULE", "--list"],
+        "snapshot": ["-h", "--help", "FILE", "--json", "--html"],
+        "replay": ["-h", "--help", "FILE", "--conf", "--capacity", "--json"],
         "demo": ["-h", "--help", "--steps", "--without"],
     }
 
