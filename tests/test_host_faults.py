@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.trainings import TRAININGS, Attach, Training, outcome
 
 import gpuwatch
 from gpuwatch.catalog import GUARD_FAULTS
 from gpuwatch.expr import series_key
 from gpuwatch.reader import read_all
 from gpuwatch_hooks import attach, guard, session
+from tests.trainings import TRAININGS, Attach, Training, outcome
 
 PROBES = sorted(guard.POINTS)
 NOT_REACHED = {"fork", "device", "daemon", "gc"}

@@ -21,6 +21,9 @@ OPTIMIZED = 0x1
 HELD_BY_FRAME_ALONE = 3
 """References to a frame's copy of its locals: the frame's own, ours, and the argument of the call that counts."""
 
+OWN_LOCALS = frozenset({"locals", "vars", "f_locals"})
+"""Names in the code of a function that may hold the copy of its own variables."""
+
 
 @dataclass(frozen=True)
 class Root:
@@ -66,9 +69,12 @@ def local_variables(frame: FrameType) -> list[tuple[str, Any]]:
     """A function's variables, without leaving a trace.
 
     Before Python 3.13 reading a frame's locals makes a copy that the frame keeps, and with it every value, until it is
-    read again: tensors would outlive their variables. The copy is emptied again, unless the program holds it itself
-    (it called ``locals()``). From 3.13 on it is a view of the real variables, and there is nothing to empty.
+    read again: tensors would outlive their variables. The copy is emptied again, unless the program holds it itself.
+    A function that asks for its ``locals()``, or one in a debugger, is left alone: it would see the copy change. From
+    3.13 on it is a view of the real variables, and there is nothing to empty.
     """
+    if sys.version_info < (3, 13) and (frame.f_trace is not None or not OWN_LOCALS.isdisjoint(frame.f_code.co_names)):
+        return []
     variables = frame.f_locals
     named = list(variables.items())
     if sys.version_info < (3, 13) and sys.getrefcount(variables) <= HELD_BY_FRAME_ALONE:

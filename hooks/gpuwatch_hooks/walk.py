@@ -280,7 +280,7 @@ def storage_bytes(tensor: torch.Tensor, storages: set[int] | None = None) -> int
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return 0
     storage = tensor.untyped_storage()
-    key = storage.data_ptr()
+    key = storage._cdata  # not the address: asking for it would copy a storage that is copied on write
     if storages is not None:
         if key in storages:
             return 0
