@@ -292,6 +292,10 @@ class StepClock:
             self.on_phase(phase)
         return now
 
+    def here(self) -> None:
+        """What went before belongs to the present phase, whatever comes now (an evaluation)."""
+        self._move(self.phase)
+
     def _settle_pending(self) -> None:
         self.gap_since = 0
         pending = self.spent[PENDING]

@@ -49,5 +49,6 @@ def switched(session: Session, model: torch.nn.Module, before: bool) -> None:
     """A watched model was put into one of the modes: eval mode announces an evaluation."""
     if not model.training:
         session.open_look()
+        session.clock.here()
         if before:
             session.evaluation.switched()

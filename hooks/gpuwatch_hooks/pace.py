@@ -63,4 +63,4 @@ class Pace:
         if hurried:
             every = HURRIED_EVERY
         self.looks += 1
-        self.next_look = steps + every - 4 + self.looks * 5 % 7
+        self.next_look = steps + every - 3 + self.looks * 5 % 7  # seven looks: an odd number of steps
