@@ -6,11 +6,13 @@ Frames of torch, of the standard library and of gpuwatch hold nothing of the use
 
 from __future__ import annotations
 
+import dis
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from gpuwatch_hooks.place import DEEPEST, is_foreign
@@ -23,6 +25,8 @@ HELD_BY_FRAME_ALONE = 3
 
 OWN_LOCALS = frozenset({"locals", "vars", "f_locals"})
 """Names in the code of a function that may hold the copy of its own variables."""
+
+_BY_NAME = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,22 @@ def local_variables(frame: FrameType) -> list[tuple[str, Any]]:
     A function that asks for its ``locals()``, or one in a debugger, is left alone: it would see the copy change. From
     3.13 on it is a view of the real variables, and there is nothing to empty.
     """
-    if sys.version_info < (3, 13) and (frame.f_trace is not None or not OWN_LOCALS.isdisjoint(frame.f_code.co_names)):
+    if sys.version_info < (3, 13) and (frame.f_trace is not None or asks_for_locals(frame.f_code)):
         return []
     variables = frame.f_locals
     named = list(variables.items())
     if sys.version_info < (3, 13) and sys.getrefcount(variables) <= HELD_BY_FRAME_ALONE:
         variables.clear()
     return named
+
+
+@functools.lru_cache(maxsize=64)
+def asks_for_locals(code: CodeType) -> bool:
+    """Whether a function calls ``locals()`` or ``vars()``, or reads a frame's ``f_locals``."""
+    return not OWN_LOCALS.isdisjoint(code.co_names) and any(
+        step.argval in OWN_LOCALS and (step.opname in _BY_NAME or step.argval == "f_locals")
+        for step in dis.get_instructions(code)
+    )
 
 
 def _place(frame: FrameType, scope: str) -> str:
