@@ -68,7 +68,7 @@ class Back(torch.autograd.Function):
         return output.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         context.time.spend(context.nanoseconds)
         return gradient, None, None
 
@@ -142,7 +142,7 @@ class Loop:
         """One step's work on a batch, but for the optimizer."""
         output = self.model(inputs)
         self.time.spend(LOSS)
-        output.sum().backward()  # type: ignore[no-untyped-call]
+        output.sum().backward()
 
     def step(self, inputs: torch.Tensor) -> None:
         """One step."""
@@ -283,7 +283,7 @@ def test_a_closure_belongs_to_its_optimizer_step(loop: Loop) -> None:
 
         def closure(inputs: torch.Tensor = inputs) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = loop.model(inputs).square().sum()
+            loss: torch.Tensor = loop.model(inputs).square().sum()
             loop.time.spend(LOSS)
             loss.backward()
             return loss
