@@ -28,6 +28,7 @@ from gpuwatch_hooks.pace import BEGIN, END, SHIFT
 from gpuwatch_hooks.session import Session
 
 _MARK = "_gpuwatch_original"
+_CLASS: Any = vars(object)["__class__"]
 MOST_WORKERS = 8
 WORKER_NANOSECONDS = 100_000_000
 """Time since the workers' start below which a share of it says nothing."""
@@ -95,7 +96,7 @@ def restore(watch: LoaderWatch) -> None:
 
 
 def _set_class(item: object, kind: type) -> None:
-    object.__setattr__(item, "__class__", kind)  # a __setattr__ of the user's has no part in this
+    _CLASS.__set__(item, kind)  # neither a __setattr__ of the user's nor the property below has a part in this
 
 
 @guarded("leaks")
@@ -304,6 +305,7 @@ def _same_but(kind: type, methods: dict[str, object]) -> type:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
         "__slots__": (),
+        "__class__": property(lambda self: kind),  # what pickle compares with the class to store
         "__reduce_ex__": __reduce_ex__,
         _MARK: kind,
         **methods,
