@@ -285,7 +285,7 @@ def test_a_closure_belongs_to_its_optimizer_step(loop: Loop) -> None:
             optimizer.zero_grad()
             loss: torch.Tensor = loop.model(inputs).square().sum()
             loop.time.spend(LOSS)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
