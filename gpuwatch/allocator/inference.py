@@ -9,6 +9,9 @@ from gpuwatch.allocator.settings import Settings, conf_of
 from gpuwatch.allocator.shapes import Action, DeviceRecord, Snapshot
 from gpuwatch.allocator.sizes import LARGE_SEGMENT_BELOW, LARGEST_SMALL, MIB, Rounding
 
+CERTAINLY_BELOW = LARGE_SEGMENT_BELOW // 4 * 3
+"""Requests up to here are, rounded or not, put into segments of the common size."""
+
 DIVISIONS_TRIED = (0, 2, 4, 8, 16, 32, 64)
 
 
@@ -74,7 +77,7 @@ def _shown_large_segment(devices: tuple[DeviceRecord, ...], stated: int) -> int:
         trace = device.trace
         for index, action in enumerate(trace.actions[:-1]):
             if action == Action.SEGMENT_ALLOC and trace.actions[index + 1] == Action.ALLOC:
-                asked = LARGEST_SMALL < trace.sizes[index + 1] <= LARGE_SEGMENT_BELOW // 2
+                asked = LARGEST_SMALL < trace.sizes[index + 1] <= CERTAINLY_BELOW
                 if asked and trace.addresses[index] == trace.addresses[index + 1]:
                     found[trace.sizes[index]] += 1
     if len(found) == 1 and next(iter(found)) % MIB == 0 and next(iter(found)) > LARGE_SEGMENT_BELOW:

@@ -69,6 +69,11 @@ def recommend(
         return Advice(conf, because, outcome.peak_reserved, reserved)
     if capacity is not None and active > capacity:
         because = f"no setting helps: the live bytes themselves peak at {said(active)}, above {said(capacity)}"
+    elif capacity is not None and baseline.out_of_memory is not None:
+        because = (
+            f"no setting helps: none of those tried fits into {said(capacity)}; "
+            f"the live bytes themselves peak at {said(active)}"
+        )
     else:
         because = f"no setting helps: the live bytes themselves peak at {said(active)} of {said(reserved)} reserved"
     return Advice(None, f"{because}; see the owners (gpuwatch snapshot)", reserved, reserved)

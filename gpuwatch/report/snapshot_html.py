@@ -14,6 +14,7 @@ from gpuwatch.report.wording import printable, said
 
 OWNERS_DRAWN = 9
 GIB = 1 << 30
+SVG = "http://www.w3.org/2000/svg"
 LABEL_LETTERS = 60
 
 _STYLE = """
@@ -107,8 +108,12 @@ def picture(timeline: Timeline) -> Element:
         handles, names = axes.get_legend_handles_labels()
         axes.legend(handles[::-1], names[::-1], loc="upper left", bbox_to_anchor=(1.01, 1), fontsize="small")
         figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-    register_namespace("", "http://www.w3.org/2000/svg")
-    return fromstring(text.getvalue())
+    register_namespace("", SVG)
+    register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    drawn = fromstring(text.getvalue())
+    for made_by in drawn.findall(f"{{{SVG}}}metadata"):
+        drawn.remove(made_by)
+    return drawn
 
 
 def _largest(timeline: Timeline) -> tuple[list[list[int]], list[str]]:
