@@ -21,6 +21,9 @@ STEP_BOUNDS = (
 )  # fmt: skip
 """Upper bounds of the step-time histogram, in seconds; the last bucket is open."""
 
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations")
+"""What a model's memory is: the last is what its forward saved for backward."""
+
 CLOCK_REASONS = {
     "sw_thermal": 0x20,
     "hw_thermal": 0x40,
@@ -106,6 +109,62 @@ DEVICE_RESERVED = _rank("device_memory_reserved_bytes", "gauge", "bytes", "Bytes
 DEVICE_CAPACITY = _rank("device_memory_capacity_bytes", "gauge", "bytes", "Bytes this process may use on its device.")
 ALLOC_RETRIES = _rank("alloc_retries_total", "counter", "1", "Failed device allocations that flushed the cache.")
 OOMS = _rank("ooms_total", "counter", "1", "Out-of-memory errors the allocator raised.")
+DEVICE_ALLOCATED_PEAK = _rank(
+    "device_memory_allocated_peak_bytes", "gauge", "bytes", "Largest bytes held by tensors so far."
+)
+DEVICE_ACTIVE = _rank(
+    "device_memory_active_bytes", "gauge", "bytes", "Bytes of blocks in use, or waiting for another stream."
+)
+DEVICE_STEP_ACTIVE = _rank(
+    "device_memory_step_active_bytes", "gauge", "bytes", "Largest active bytes at the start of recent backwards."
+)
+DEVICE_REQUESTED = _rank("device_memory_requested_bytes", "gauge", "bytes", "Bytes that tensors asked for, unrounded.")
+DEVICE_INACTIVE_SPLIT = _rank(
+    "device_memory_inactive_split_bytes", "gauge", "bytes", "Free bytes of segments that were split."
+)
+DEVICE_PRIVATE_POOLS = _rank(
+    "device_memory_private_pool_bytes", "gauge", "bytes", "Bytes reserved by private pools (CUDA graphs), all together."
+)
+DEVICE_NOT_TORCH = _rank(
+    "device_memory_not_torch_bytes", "gauge", "bytes", "Bytes in use on the device that this allocator did not reserve."
+)
+DEVICE_SEGMENTS = _rank("device_memory_segments", "gauge", "1", "Segments the caching allocator holds.")
+DEVICE_DONE_EARLY = _rank(
+    "device_done_early_ratio",
+    "gauge",
+    "ratio",
+    "Share of looked-at steps whose work the device had done when they ended.",
+)
+DEVICE_CALLS = _rank(
+    "device_memory_calls_total", "counter", "1", "Device allocations and frees the caching allocator made."
+)
+ALLOC_RETRY_RATE = _rank(
+    "alloc_retries_per_step",
+    "gauge",
+    "1",
+    "Cache flushes after a failed allocation, a step; the lesser of two windows.",
+)
+DEVICE_CALL_RATE = _rank(
+    "device_memory_calls_per_step", "gauge", "1", "Device allocations and frees, a step; the lesser of two windows."
+)
+CACHE_EMPTIED_RATE = _rank(
+    "cache_emptied_per_step", "gauge", "1", "Cache flushes that nothing forced, a step; the lesser of two windows."
+)
+HOST_PINNED = _rank("host_memory_pinned_bytes", "gauge", "bytes", "Bytes of torch's pool of pinned host memory.")
+HOST_TOTAL = _rank("host_memory_total_bytes", "gauge", "bytes", "Host memory there is: of the machine or its cgroup.")
+OPEN_DESCRIPTORS = _rank("open_descriptors", "gauge", "1", "File descriptors the training process holds open.")
+MODEL_MEMORY = _rank(
+    "model_memory_bytes", "gauge", "bytes", "Bytes of the watched models at the last look, by what they are.", "part"
+)
+MODULE_MEMORY = _rank(
+    "module_memory_bytes",
+    "gauge",
+    "bytes",
+    "Bytes of the ten largest kinds of modules; the rest is _other.",
+    "module",
+    "part",
+)
+LOADER_BATCH = _rank("loader_batch_items", "gauge", "items", "Items of a batch of the watched loader.")
 
 # -- the interpreter ---------------------------------------------------------------------------------------------------
 GC_PAUSES = _rank("gc_pauses_total", "counter", "1", "Full (oldest generation) garbage collections.")
@@ -150,6 +209,9 @@ GPU_SM_CLOCK_MAX = _gpu("sm_clock_max_hertz", "gauge", "hertz", "Largest clock o
 GPU_CLOCK_REASON = _gpu("clock_event_reason", "gauge", "bool", "1 while this holds the clock down.", "reason")
 GPU_THROTTLED = _gpu("thermal_throttle", "gauge", "bool", "1 while heat or a power brake holds the clock down.")
 GPU_PROCESSES = _gpu("processes", "gauge", "processes", "Compute processes on the device.")
+GPU_FOREIGN_MEMORY = _gpu(
+    "foreign_memory_bytes", "gauge", "bytes", "Memory of processes that belong to no watched run; absent if unsure."
+)
 GPU_ECC_UNCORRECTED = _gpu("ecc_uncorrected_total", "counter", "1", "Uncorrected memory errors since the last reset.")
 
 # -- the daemon itself -------------------------------------------------------------------------------------------------

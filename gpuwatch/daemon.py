@@ -21,6 +21,7 @@ from gpuwatch import postmortem, service
 from gpuwatch.config import DEFAULT_PORT
 from gpuwatch.layout import State
 from gpuwatch.lifecycle import Shelf
+from gpuwatch.neighbours import with_neighbours
 from gpuwatch.nvml import Nvml
 from gpuwatch.reader import RecordError, read
 from gpuwatch.sampler import Sampler
@@ -60,7 +61,7 @@ def serve(
             stack.enter_context(_signals_held_back())
             lock = _hold(directory)
             stack.callback(os.close, lock)
-            sampler = Sampler(Nvml().read)
+            sampler = Sampler(with_neighbours(Nvml().read, directory))
             server = _listen(host, port, any_port, application(directory, sampler))
             stack.callback(server.server_close)
             sampler.start()

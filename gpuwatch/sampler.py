@@ -17,6 +17,7 @@ from gpuwatch.catalog import (
     GPU_CLOCK_REASON,
     GPU_ECC_UNCORRECTED,
     GPU_ENERGY,
+    GPU_FOREIGN_MEMORY,
     GPU_INFO,
     GPU_MEMORY_RESERVED,
     GPU_MEMORY_TOTAL,
@@ -149,6 +150,7 @@ def gpu_series(reading: GpuReading) -> Iterator[tuple[Metric, tuple[str, ...], f
         (GPU_SM_CLOCK, reading.sm_clock_hertz),
         (GPU_SM_CLOCK_MAX, reading.sm_clock_max_hertz),
         (GPU_PROCESSES, None if reading.processes is None else len(reading.processes)),
+        (GPU_FOREIGN_MEMORY, reading.foreign_memory_bytes),
         (GPU_ECC_UNCORRECTED, reading.ecc_uncorrected),
     )
     yield from ((metric, (), float(number)) for metric, number in numbers if number is not None)

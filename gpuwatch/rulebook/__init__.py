@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from gpuwatch.rulebook import compute, data, debug, evaluation, hardware, memory, optimizer, run
+from gpuwatch.rulebook import (
+    capacity,
+    compute,
+    data,
+    debug,
+    evaluation,
+    fragmentation,
+    growth,
+    hardware,
+    memory,
+    optimizer,
+    run,
+)
 from gpuwatch.rulebook.rule import Example, Gain, Rule
 
 __all__ = ["RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
@@ -10,6 +22,9 @@ __all__ = ["RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
 RULES: tuple[Rule, ...] = (
     *run.RULES,
     *memory.RULES,
+    *capacity.RULES,
+    *fragmentation.RULES,
+    *growth.RULES,
     *data.RULES,
     *evaluation.RULES,
     *debug.RULES,

@@ -70,6 +70,7 @@ RULES = (
         "decoding and augmentation to the device.",
         gain=Gain("no step can gain more than its wait", removable=WAIT_SHARE),
         check="The data share of the time split falls below 10 %.",
+        suppresses=("mem-headroom-unused",),
         techniques=("T01",),
         examples=(
             Example(

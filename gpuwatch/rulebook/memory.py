@@ -7,6 +7,32 @@ from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, obser
 
 RULES = (
     Rule(
+        id="mem-oom",
+        title="Memory ran out",
+        severity="critical",
+        scope="rank",
+        when=observed("mem-oom") >= 1,
+        value=Quantity("errors", observed("mem-oom"), "count"),
+        because=(
+            "An out-of-memory error ended the run. Its class says what to do first: capacity (the step needs more than "
+            "there is), fragmentation (enough is free, in pieces), foreign (other processes hold it), spike (this "
+            "step needed far more than a usual one), leak (it grew step by step), host (the machine's own memory)."
+        ),
+        evidence="an out-of-memory error ended the run",
+        fix="Capacity: a smaller micro-batch with accumulation, activation checkpointing, or sharding. Fragmentation: "
+        "`PYTORCH_ALLOC_CONF=expandable_segments:True`, set before the start. Foreign: end the other process, or give "
+        "this one a device of its own. Spike: bucket or cap the length. Leak: see its own finding. Host: fewer "
+        "workers, a smaller prefetch, data that is mapped instead of loaded.",
+        gain=Gain("the run"),
+        check="The run passes the step at which it ended.",
+        techniques=("T10", "T15"),
+        observed=True,
+        examples=(
+            Example("ended by one", {observation("mem-oom"): flat(1)}, True),
+            Example("none", {observation("mem-oom"): flat(0)}, False),
+        ),
+    ),
+    Rule(
         id="leak-graph-retained",
         title="Autograd graphs of old steps are still referenced",
         severity="warn",
@@ -22,7 +48,7 @@ RULES = (
         fix="Keep numbers, not graphs: `.detach()` before you store (or `.item()` every N steps).",
         gain=Gain("memory stops growing with every step"),
         check="Memory in use at the same point of the step stays level.",
-        suppresses=("leak-host",),
+        suppresses=("leak-host", "leak-device", "mem-near-capacity"),
         techniques=("T17",),
         observed=True,
         examples=(
@@ -47,7 +73,7 @@ RULES = (
         "clear the container at the end of an epoch.",
         gain=Gain("memory stops growing with every step"),
         check="The length of the container, and memory in use at the same point of the step, stay level.",
-        suppresses=("leak-host",),
+        suppresses=("leak-host", "leak-device", "mem-near-capacity"),
         techniques=("T17", "T30"),
         observed=True,
         examples=(

@@ -17,12 +17,21 @@ import torch
 class AllocatorCounters:
     """The caching allocator's own numbers, in bytes and counts; None where this torch does not give one."""
 
-    allocated_bytes: int | None
-    active_peak_bytes: int | None
-    reserved_bytes: int | None
-    capacity_bytes: int | None
-    alloc_retries: int | None
-    ooms: int | None
+    allocated_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    active_bytes: int | None = None
+    active_peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    requested_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    private_pool_bytes: int | None = None
+    capacity_bytes: int | None = None
+    segments: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+    device_allocs: int | None = None
+    device_frees: int | None = None
+    stream_syncs: int | None = None
 
 
 class Event(Protocol):
@@ -50,6 +59,18 @@ class Accelerator(Protocol):
     def counters(self) -> AllocatorCounters:
         """The allocator's counters, read from the host."""
 
+    def used_bytes(self) -> int | None:
+        """Bytes in use on the device by every process; a call of the driver."""
+
+    def memory_fraction(self) -> float | None:
+        """The share of the device that this process may use."""
+
+    def pinned_bytes(self) -> int | None:
+        """Bytes of the pool of pinned host memory."""
+
+    def snapshot(self) -> Mapping[str, object] | None:
+        """The allocator's segments and settings, without its history; costs some microseconds a block."""
+
 
 class CudaAccelerator:
     """CUDA and ROCm."""
@@ -65,15 +86,59 @@ class CudaAccelerator:
     def counters(self) -> AllocatorCounters:
         """From ``memory_stats_as_nested_dict``: flattening the 171 keys costs ten times as much."""
         stats = torch.cuda.memory_stats_as_nested_dict()
-        device = torch.cuda.current_device()
         return AllocatorCounters(
             allocated_bytes=_number(stats, "allocated_bytes", "all", "current"),
+            allocated_peak_bytes=_number(stats, "allocated_bytes", "all", "peak"),
+            active_bytes=_number(stats, "active_bytes", "all", "current"),
             active_peak_bytes=_number(stats, "active_bytes", "all", "peak"),
             reserved_bytes=_number(stats, "reserved_bytes", "all", "current"),
-            capacity_bytes=torch.cuda.get_device_properties(device).total_memory,
+            requested_bytes=_number(stats, "requested_bytes", "all", "current"),
+            inactive_split_bytes=_number(stats, "inactive_split_bytes", "all", "current"),
+            private_pool_bytes=_private_pools(stats),
+            capacity_bytes=self._capacity(),
+            segments=_number(stats, "segment", "all", "current"),
             alloc_retries=_number(stats, "num_alloc_retries"),
             ooms=_number(stats, "num_ooms"),
+            device_allocs=_number(stats, "num_device_alloc"),
+            device_frees=_number(stats, "num_device_free"),
+            stream_syncs=_number(stats, "num_sync_all_streams"),
         )
+
+    def _capacity(self) -> int:
+        # The total that mem_get_info tells, without a call of the driver.
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return int(total * (self.memory_fraction() or 1.0))
+
+    def used_bytes(self) -> int | None:
+        """Total less free."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def memory_fraction(self) -> float | None:
+        """None where this torch does not tell (before 2.8)."""
+        ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        return None if ask is None else float(ask())
+
+    def pinned_bytes(self) -> int | None:
+        """None where this torch does not tell (before 2.7)."""
+        ask = getattr(torch.cuda, "host_memory_stats", None)
+        return None if ask is None else _number(ask(), "allocated_bytes.current")
+
+    def snapshot(self) -> Mapping[str, object] | None:
+        """None where this torch cannot leave the history out: with it, a snapshot can take seconds."""
+        try:
+            found: Mapping[str, object] = torch._C._cuda_memorySnapshot((0, 0, False))
+        except TypeError:
+            return None
+        return found
+
+
+def _private_pools(stats: Mapping[str, object]) -> int | None:
+    """What all private pools have reserved: their keys are unbounded, their sum is not."""
+    pools = stats.get("reserved_bytes_by_private_pools")
+    if not isinstance(pools, Mapping):
+        return None
+    return sum(_number(pool, "all", "current") or 0 for pool in pools.values() if isinstance(pool, Mapping))
 
 
 def _number(stats: Mapping[str, object], *path: str) -> int | None:

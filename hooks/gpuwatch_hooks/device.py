@@ -9,18 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from time import monotonic_ns
 
-from gpuwatch.catalog import (
-    ALLOC_RETRIES,
-    DEVICE_ACTIVE_PEAK,
-    DEVICE_ALLOCATED,
-    DEVICE_CAPACITY,
-    DEVICE_PHASE_SECONDS,
-    DEVICE_RESERVED,
-    OOMS,
-)
+from gpuwatch.catalog import DEVICE_DONE_EARLY, DEVICE_PHASE_SECONDS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.accelerator import Accelerator, CudaAccelerator, Event
+from gpuwatch_hooks.allocator import AllocatorProbe
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.ledger import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PENDING
@@ -28,6 +22,9 @@ from gpuwatch_hooks.ledger import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PEN
 COUNTERS_NANOSECONDS = 100_000_000
 STEPS_IN_FLIGHT = 16
 """Sampled steps whose events may be outstanding; beyond that the newest are not timed."""
+
+STEPS_COUNTED = 32
+"""Looked-at steps of which is told how many the device had done when they ended."""
 
 MARKS_PER_STEP = 64
 """Changes of phase timed in one step; accumulation over many batches is cut off there."""
@@ -44,7 +41,9 @@ class DeviceProbe:
         self.record = record
         self.clock = clock
         self.accelerator: Accelerator = accelerator or CudaAccelerator()
+        self.allocator = AllocatorProbe(record, clock, self.accelerator)
         self.active = False
+        self.done_early: deque[bool] = deque(maxlen=STEPS_COUNTED)
         self.marks: Marks = []
         self.waiting: deque[Marks] = deque()
         self.spare: list[Event] = []
@@ -59,12 +58,15 @@ class DeviceProbe:
     def _on_phase(self, phase: int) -> None:
         if self.clock.sampled and len(self.waiting) < STEPS_IN_FLIGHT:
             mark(self, phase)
+        if phase == BACKWARD and self.clock.sampled:
+            read_at_backward(self)
 
     def after_step(self, now: int) -> None:
         """A step ended: put its events in line, poll the older ones, read the counters when it is time."""
         if not self.active:
             return
         if self.marks:
+            ask_whether_done(self)
             self.waiting.append(self.marks)
             self.marks = []
             self._on_phase(self.clock.phase)  # the phase that goes on belongs to the next step
@@ -73,12 +75,20 @@ class DeviceProbe:
             self._next_counters = now + COUNTERS_NANOSECONDS
             read_counters(self)
 
+    def step_end(self, varying: bool) -> None:
+        """During a look an optimizer has stepped; ``varying`` when batches differ in size, or are not seen."""
+        if self.active:
+            read_at_step_end(self, varying)
+
     @guarded("device")
     def publish(self) -> None:
         """Write the device's seconds by phase."""
         self.look()
         for name, seconds in self.seconds.items():
             self.record.values[self.record.series(DEVICE_PHASE_SECONDS.name, phase=name)] = seconds
+        if len(self.done_early) == STEPS_COUNTED:
+            share = sum(self.done_early) / STEPS_COUNTED
+            self.record.values[self.record.series(DEVICE_DONE_EARLY.name)] = share
 
     def stop(self) -> None:
         """No more events."""
@@ -111,16 +121,26 @@ def poll(probe: DeviceProbe) -> None:
 
 
 @guarded("device")
+def ask_whether_done(probe: DeviceProbe) -> None:
+    """Has the device already done what the step asked of it? Then the program is what limits the speed."""
+    probe.done_early.append(probe.marks[-1][1].query())
+
+
+@guarded("allocator")
 def read_counters(probe: DeviceProbe) -> None:
     """Copy the allocator's counters into the record."""
-    counters = probe.accelerator.counters()
-    for metric, number in (
-        (DEVICE_ALLOCATED, counters.allocated_bytes),
-        (DEVICE_ACTIVE_PEAK, counters.active_peak_bytes),
-        (DEVICE_RESERVED, counters.reserved_bytes),
-        (DEVICE_CAPACITY, counters.capacity_bytes),
-        (ALLOC_RETRIES, counters.alloc_retries),
-        (OOMS, counters.ooms),
-    ):
-        if number is not None:
-            probe.record.values[probe.record.series(metric.name)] = number
+    probe.allocator.read(monotonic_ns())
+
+
+@guarded("allocator")
+def read_at_backward(probe: DeviceProbe) -> None:
+    """A backward starts."""
+    if probe.accelerator.ready():
+        probe.allocator.backward_begin(monotonic_ns())
+
+
+@guarded("allocator")
+def read_at_step_end(probe: DeviceProbe, varying: bool) -> None:
+    """An optimizer has stepped."""
+    if probe.accelerator.ready():
+        probe.allocator.step_end(varying)

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpuwatch.catalog import LOADER_ITEM_SECONDS, LOADER_PERSISTENT, LOADER_WORKERS, WORKER_CPU_WAIT
+from gpuwatch.catalog import LOADER_BATCH, LOADER_ITEM_SECONDS, LOADER_PERSISTENT, LOADER_WORKERS, WORKER_CPU_WAIT
 from gpuwatch.layout import Phase, Word
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
@@ -56,6 +56,8 @@ class LoaderWatch:
         record = session.record
         if self.workers is not None:
             record.values[record.series(LOADER_WORKERS.name)] = self.workers
+        if self.batch_size is not None:
+            record.values[record.series(LOADER_BATCH.name)] = self.batch_size
         if isinstance(persistent, bool):
             record.values[record.series(LOADER_PERSISTENT.name)] = persistent
 

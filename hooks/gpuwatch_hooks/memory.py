@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT
+from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT, HOST_TOTAL
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
 
@@ -37,6 +37,9 @@ class HostMemory:
         self.record = record
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._mallinfo2 = _mallinfo2()
+        total = host_total()
+        if total is not None:
+            record.values[record.series(HOST_TOTAL.name)] = total
         self._turn = 0
         self._slow = False
 
@@ -62,6 +65,18 @@ class HostMemory:
                 return int(file.read().split()[1]) * self._page
         except (OSError, ValueError, IndexError):
             return None
+
+
+def host_total() -> int | None:
+    """Bytes of memory there are: of the machine, or of the cgroup where that allows less; None where neither tells."""
+    known = []
+    try:
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        with open("/sys/fs/cgroup/memory.max") as file:
+            known.append(int(file.read()))
+    except (OSError, ValueError):
+        pass  # no cgroup v2, or no limit there ("max")
+    return min(known, default=None)
 
 
 def bytes_in_use() -> int | None:

@@ -82,14 +82,22 @@ def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
     number = optimizers.known.get(id(optimizer))
     if number is None:
         number = optimizers.number_of(optimizer)
-    if number == FOREIGN:
-        return
     session = optimizers.session
+    if number == FOREIGN:
+        owner_stepped(session, optimizer)
+        return
     session.open_look()
     session.clock.optimizer_end(number)
     session.gradients.optimizer_end(optimizer)
     session.evaluation.optimizer_end()
+    owner_stepped(session, optimizer)
     session.after_optimizer(monotonic_ns())
+
+
+@guarded("ownership")
+def owner_stepped(session: Session, optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer of the run has stepped, during a look or for the first time."""
+    session.ownership.stepped(optimizer)
 
 
 @guarded("optimizer")

@@ -19,7 +19,7 @@ from gpuwatch.catalog import GUARD_FAULTS, RANK_EXIT_INFO
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot
 from gpuwatch.record import RecordWriter
-from gpuwatch_hooks import guard
+from gpuwatch_hooks import guard, oom
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.contention import CoreWait
 from gpuwatch_hooks.cycles import CycleProbe
@@ -28,8 +28,10 @@ from gpuwatch_hooks.evaluation import EvaluationProbe
 from gpuwatch_hooks.gradients import GradientProbe
 from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.handles import HandleProbe
 from gpuwatch_hooks.leaks import LeakProbe
 from gpuwatch_hooks.memory import HostMemory
+from gpuwatch_hooks.ownership import OwnershipProbe
 from gpuwatch_hooks.pace import DENSE_STEPS, Pace
 from gpuwatch_hooks.pauses import PauseProbe
 from gpuwatch_hooks.precision import PrecisionProbe
@@ -84,6 +86,8 @@ class Session:
         self.device = DeviceProbe(self.record, self.clock)
         self.leaks = LeakProbe(self.record, self.clock, self.models)
         self.growth = GrowthProbe(self.record, self.clock)
+        self.handles = HandleProbe(self.record, self.clock, self.models)
+        self.ownership = OwnershipProbe(self.record, self.clock, self.models)
         self.loaders: list[WatchedLoader] = []
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
@@ -162,6 +166,7 @@ class Session:
                 self.open_look()
             return
         search(self)
+        step_ended(self)
         pace.steps = self.clock.steps
         mask = self.clock.stepped_mask()
         self._all_optimizers |= mask
@@ -185,9 +190,14 @@ class Session:
             self.device.after_step(now)
         if self.pace.looking and not self.clock.optimizer_seen:
             search(self)
+            step_ended(self)
         if self.pace.looking and now >= self.pace.next_tick:
             self.pace.next_tick = now + TICK_NANOSECONDS
             tick(self)
+
+    def varying(self) -> bool:
+        """Whether batches differ in size, or are not seen."""
+        return any(loader.varying for loader in self.loaders) or not self.loaders
 
     def publish(self) -> None:
         """Write everything that is not written at each step."""
@@ -203,6 +213,7 @@ class Session:
             self.core_wait,
             self.device,
             self.growth,
+            self.handles,
             self.cycles,
             *self.loaders,
         )
@@ -247,9 +258,16 @@ def tick(session: Session) -> None:
 @guarded("leaks")
 def search(session: Session) -> None:
     """A step ended during a look: is a search due, is memory growing?"""
-    varying = any(loader.varying for loader in session.loaders) or not session.loaders
-    session.growth.look(varying)
+    session.growth.look(session.varying())
     session.leaks.look(sys._getframe())
+
+
+@guarded("handles")
+def step_ended(session: Session) -> None:
+    """A step ended during a look: what is counted at the same point of each."""
+    session.handles.step_end()
+    session.ownership.step_end()
+    session.device.step_end(session.varying())
 
 
 @guarded("clock")
@@ -281,9 +299,21 @@ def end_state() -> State:
 def note_uncaught(session: Session) -> None:
     """Write down the type of the exception that ends this process."""
     uncaught = _uncaught()
-    if uncaught is not None and not session.ended:
+    if isinstance(uncaught, BaseException) and not session.ended:
         cause = type(uncaught).__name__
         session.record.values[session.record.series(RANK_EXIT_INFO.name, cause=cause)] = 1.0
+        note_shortage(session, uncaught)
+
+
+@guarded("oom")
+def note_shortage(session: Session, error: BaseException) -> None:
+    """When memory ran out: of which kind it was, while the numbers are still there."""
+    accelerator = session.device.accelerator
+    counters, used = None, None
+    if session.device.active:
+        counters, used = accelerator.counters(), accelerator.used_bytes()
+    leaking = bool(session.leaks.said) or session.growth.per_step() > 0
+    oom.note(session.record, session.clock, error, counters, used, leaking, None)
 
 
 def _uncaught() -> object:
