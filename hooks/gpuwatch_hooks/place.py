@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from types import FrameType
+from types import FrameType, TracebackType
 
 import torch
 
@@ -23,6 +23,17 @@ DEEPEST = 64
 def is_foreign(file: str) -> bool:
     """Whether code in this file is torch's, the standard library's or ours."""
     return file.startswith(_FOREIGN)
+
+
+def place_of_traceback(trace: TracebackType | None) -> str:
+    """The innermost place of the user's that an exception came through, or an empty text."""
+    place = ""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not is_foreign(file) and "site-packages" not in file:
+            place = f"{os.path.basename(file)}:{trace.tb_lineno} ({trace.tb_frame.f_code.co_name})"
+        trace = trace.tb_next
+    return place
 
 
 def user_place(frame: FrameType | None = None) -> str:
