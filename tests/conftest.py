@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,7 @@ def gpus(tmp_path: Path) -> Path:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where GPUWATCH_NO_SKIPS is set (CI), a test that needs a tool and was skipped has failed."""
     report = yield
     skipped = report.skipped and item.get_closest_marker("debian") is not None
