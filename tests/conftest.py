@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Programs
+
 
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -84,3 +86,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped: install what it needs ({report.longrepr})"
     return report
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+    """Runs whole programs that use torch, and gives back how they ended."""
+    running = Programs(tmp_path_factory.mktemp("programs"))
+    yield running
+    running.stop()

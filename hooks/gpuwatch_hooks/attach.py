@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -21,7 +22,7 @@ from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, guard, hiding, loader, model, modes, optimizers
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
-from gpuwatch_hooks.session import Session, end_state, note_uncaught
+from gpuwatch_hooks.session import Session, end_state, note_uncaught, uncaught
 
 if TYPE_CHECKING:
     from gpuwatch.advisor import Finding
@@ -223,6 +224,12 @@ def end(run: _Run, state: State) -> Snapshot | None:
 @atexit.register
 def _at_exit() -> None:
     farewell()
+    interactive = sys.flags.interactive or hasattr(sys, "ps1")
+    if _active is not None and isinstance(uncaught(), KeyboardInterrupt) and not interactive:
+        # Python dies of SIGINT after an interrupt that nothing caught, so that a shell's loop ends too; but it forgets
+        # that when a text is executed meanwhile, as every dataclass does that the summary imports. This reminds it.
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")
 
 
 @guarded("exit")

@@ -293,16 +293,16 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def end_state() -> State:
     """How this process is ending."""
-    return State.CLEAN if _uncaught() is None else State.EXCEPTION
+    return State.CLEAN if uncaught() is None else State.EXCEPTION
 
 
 def note_uncaught(session: Session) -> None:
     """Write down the type of the exception that ends this process."""
-    uncaught = _uncaught()
-    if isinstance(uncaught, BaseException) and not session.ended:
-        cause = type(uncaught).__name__
+    error = uncaught()
+    if isinstance(error, BaseException) and not session.ended:
+        cause = type(error).__name__
         session.record.values[session.record.series(RANK_EXIT_INFO.name, cause=cause)] = 1.0
-        note_shortage(session, uncaught)
+        note_shortage(session, error)
 
 
 @guarded("oom")
@@ -316,7 +316,8 @@ def note_shortage(session: Session, error: BaseException) -> None:
     oom.note(session.record, session.clock, error, counters, used, leaking, None)
 
 
-def _uncaught() -> object:
+def uncaught() -> object:
+    """The exception that ends this process, None when there is none."""
     # The interpreter keeps an exception that nothing caught, before it prints the traceback and runs exit handlers.
-    uncaught: object = getattr(sys, "last_value", None)
-    return uncaught if uncaught is not None else getattr(sys, "last_exc", None)
+    error: object = getattr(sys, "last_value", None)
+    return error if error is not None else getattr(sys, "last_exc", None)
