@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from loops import Batch, loader_of, perceptron, train
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from gpuwatch.advisor import Finding
+from tests.loops import Batch, loader_of, perceptron, train
 
 pytestmark = pytest.mark.usefixtures("records")
 
@@ -244,7 +244,7 @@ class Applied(nn.Module):
         self.function = function
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.function.apply(inputs)
+        output: torch.Tensor = self.function.apply(inputs)  # type: ignore[no-untyped-call]
         return output
 
 
