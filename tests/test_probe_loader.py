@@ -77,7 +77,7 @@ def test_workers_that_keep_up_are_quiet() -> None:
     assert not waits(train(90, loader=loader, before=lambda step: time.sleep(0.008)))
 
 
-@pytest.mark.parametrize("batch", [512, 4096])
+@pytest.mark.parametrize("batch", [512, 2048])
 def test_large_batches_of_tensors_in_memory_are_quiet(batch: int) -> None:
     assert not waits(train(60, loader=loader_of(60, batch)))
 

@@ -193,7 +193,7 @@ def numbers() -> AfterStep:
 @pytest.mark.parametrize(
     "keep", [lambda: last_outputs(30), lambda: cleared_every(20), detached_sum, the_best_two, numbers, lambda: nothing]
 )
-@pytest.mark.parametrize("steps", [60, 110, 250, 400])
+@pytest.mark.parametrize("steps", [60, 250, 400])
 def test_what_is_let_go_again_is_no_leak(keep: Callable[[], AfterStep], steps: int) -> None:
     assert not found(train(steps, after=keep()), RULE)
 
@@ -202,7 +202,7 @@ def nothing(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
     """Keep nothing."""
 
 
-@pytest.mark.parametrize("steps", [210, 290, 340, 399])
+@pytest.mark.parametrize("steps", [210, 290, 380])
 def test_losses_of_a_long_epoch_that_are_cleared_at_its_end_are_no_leak(steps: int) -> None:
     assert not found(train(steps, after=cleared_every(100)), RULE)
 
