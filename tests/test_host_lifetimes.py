@@ -214,17 +214,17 @@ def test_memory_does_not_grow_with_the_steps(records: Path) -> None:
     objects = len(gc.get_objects())
     tracemalloc.start()
     try:
-        run(1_500)
+        run(1_000)
         gc.collect()
         first = tracemalloc.get_traced_memory()[0]
-        run(3_000)
+        run(2_000)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - first
     finally:
         tracemalloc.stop()
     run(15_000)
     gc.collect()
-    assert grown < 20_000, f"{grown} bytes in 3,000 steps"
+    assert grown < 20_000, f"{grown} bytes in 2,000 steps"
     assert len(gc.get_objects()) - objects < 300
 
 
