@@ -1,131 +1,145 @@
-"""A scripted accelerator: a device that says what a test tells it to, where a real one is not at hand."""
+"""Training loops whose time is scripted: what each part takes, to the nanosecond."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
-from gpuwatch.advisor import Finding, advise
-from gpuwatch.record import RecordWriter
-from gpuwatch_hooks.accelerator import AllocatorCounters, Event
-from gpuwatch_hooks.allocator import AllocatorProbe
-from gpuwatch_hooks.clock import StepClock
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-GIB = 1 << 30
-MIB = 1 << 20
+import gpuwatch
+from gpuwatch.reader import Snapshot
+from gpuwatch_hooks import attach as attaching
+from tests.loops import Batch
 
-
-class ScriptedEvent:
-    """A point on a device's clock that has always been passed."""
-
-    done = True
-
-    def record(self) -> None:
-        """Nothing to do."""
-
-    def query(self) -> bool:
-        """Whether it was passed."""
-        return self.done
-
-    def elapsed_time(self, end: Event, /) -> float:
-        """Milliseconds."""
-        return 1.0
+WAIT, OPEN, FORWARD, LOSS, BACKWARD, STEP, LOG = 1_000, 70_000, 200_000, 3_000, 500_000, 40_000, 9_000
+"""Nanoseconds of each part of the scripted loops."""
 
 
-class ScriptedAccelerator:
-    """A healthy device of 80 GiB; tests change ``now`` and the rest as the run goes on."""
+@dataclass
+class Script:
+    """A clock that goes on only when it is told to."""
 
-    def __init__(self) -> None:
-        self.now = AllocatorCounters(
-            allocated_bytes=20 * GIB,
-            allocated_peak_bytes=40 * GIB,
-            active_bytes=20 * GIB,
-            active_peak_bytes=40 * GIB,
-            reserved_bytes=48 * GIB,
-            requested_bytes=20 * GIB - 8 * MIB,
-            inactive_split_bytes=2 * GIB,
-            private_pool_bytes=0,
-            capacity_bytes=80 * GIB,
-            segments=300,
-            alloc_retries=0,
-            ooms=0,
-            device_allocs=400,
-            device_frees=100,
-            stream_syncs=0,
-        )
-        self.used: int | None = 49 * GIB
-        self.fraction: float | None = 1.0
-        self.pinned: int | None = 64 * MIB
-        self.state: dict[str, object] | None = {"segments": [], "allocator_settings": {"expandable_segments": False}}
-        self.snapshots = 0
+    now: int = 1_000_000_000
 
-    def ready(self) -> bool:
-        """It is in use."""
-        return True
-
-    def event(self) -> Event:
-        """A new one."""
-        return ScriptedEvent()
-
-    def counters(self) -> AllocatorCounters:
-        """As scripted."""
+    def __call__(self) -> int:
         return self.now
 
-    def change(self, **numbers: int | None) -> None:
-        """Other numbers from now on."""
-        self.now = replace(self.now, **numbers)
-
-    def used_bytes(self) -> int | None:
-        """As scripted."""
-        return self.used
-
-    def memory_fraction(self) -> float | None:
-        """As scripted."""
-        return self.fraction
-
-    def pinned_bytes(self) -> int | None:
-        """As scripted."""
-        return self.pinned
-
-    def snapshot(self) -> Mapping[str, object] | None:
-        """As scripted, and counted."""
-        self.snapshots += 1
-        return self.state
+    def spend(self, nanoseconds: int) -> None:
+        """Let time pass."""
+        self.now += nanoseconds
 
 
-class Bench:
-    """An allocator probe on a scripted device: steps go by as a test says, and the advisor is asked at the end."""
+class Back(torch.autograd.Function):
+    """Takes its time in backward."""
 
-    def __init__(self, directory: Path) -> None:
-        self.device = ScriptedAccelerator()
-        self.record = RecordWriter(directory, {"run": "scripted", "rank": 0})
-        self.clock = StepClock(self.record, lambda now: None)
-        self.probe = AllocatorProbe(self.record, self.clock, self.device)
-        self.now = 1_000_000_000
+    @staticmethod
+    def forward(context: Any, output: torch.Tensor, time: Script, nanoseconds: int) -> torch.Tensor:
+        context.time, context.nanoseconds = time, nanoseconds
+        return output.clone()
 
-    def steps(self, count: int, backward_bytes: int | None = None, **growth: int) -> None:
-        """So many steps of a second each; counters in ``growth`` rise by that much at each step."""
-        for _ in range(count):
-            self.clock.steps += 1
-            self.now += 1_000_000_000
-            at_rest = self.device.now.active_bytes
-            if backward_bytes is not None:
-                self.device.change(active_bytes=backward_bytes)
-            self.probe.backward_begin(self.now)
-            self.device.change(active_bytes=at_rest)
-            self.device.change(**{name: getattr(self.device.now, name) + more for name, more in growth.items()})
-            self.probe.step_end(varying=False)
-            self.probe.read(self.now)
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        context.time.spend(context.nanoseconds)
+        return gradient, None, None
 
-    def value(self, name: str) -> float | None:
-        """A series of the record."""
-        return self.record.snapshot().values.get(name)
 
-    def findings(self) -> list[Finding]:
-        """What the advisor says of it."""
-        return advise(self.record.snapshot())
+class Model(nn.Module):
+    """Takes its time, forward and backward."""
 
-    def rules(self) -> set[str]:
-        """The rules it fires."""
-        return {finding.rule for finding in self.findings()}
+    def __init__(self, time: Script, forward: int = FORWARD, backward: int = BACKWARD) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.time = time
+        self.nanoseconds = forward, backward
+        self.calls = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The layer's output."""
+        self.calls += 1
+        self.time.spend(self.nanoseconds[0])
+        output: torch.Tensor = Back.apply(self.layer(inputs), self.time, self.nanoseconds[1])  # type: ignore[no-untyped-call]
+        return output
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Takes its time over a step."""
+
+    def __init__(self, parameters: Any, time: Script, nanoseconds: int = STEP) -> None:
+        super().__init__(parameters, {})
+        self.time = time
+        self.nanoseconds = nanoseconds
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Change nothing."""
+        self.time.spend(self.nanoseconds)
+
+
+@dataclass
+class Loop:
+    """What the scripted loops are made of, and where their time went."""
+
+    time: Script
+    model: Model = field(init=False)
+    optimizer: Optimizer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = Model(self.time)
+        self.optimizer = Optimizer(self.model.parameters(), self.time)
+        self.watch: gpuwatch.Watch | None = None
+        self.second: gpuwatch.Watch | None = None
+
+    def loader(self, batches: int, wait: int = WAIT) -> DataLoader[Batch]:
+        """Each batch costs a wait; the iterator itself costs more."""
+
+        class Opening(DataLoader[Batch]):
+            def __iter__(this) -> Any:
+                self.time.spend(OPEN)
+                return super().__iter__()
+
+        def collate(items: list[Batch]) -> Batch:
+            self.time.spend(wait)
+            return torch.stack([item[0] for item in items]), torch.zeros(())
+
+        return Opening(TensorDataset(torch.ones(2 * batches, 2)), batch_size=2, collate_fn=collate)
+
+    def attach(self, *arguments: Any, rest: bool = True, **options: Any) -> None:
+        """Watch the loop."""
+        self.watch = gpuwatch.attach(self.model, *arguments, **options)
+        assert attaching._active is not None
+        attaching._active.session.resting_allowed = rest
+
+    def train_on(self, inputs: torch.Tensor) -> None:
+        """One step's work on a batch, but for the optimizer."""
+        output = self.model(inputs)
+        self.time.spend(LOSS)
+        output.sum().backward()
+
+    def step(self, inputs: torch.Tensor) -> None:
+        """One step."""
+        self.train_on(inputs)
+        self.optimizer.step()
+        self.time.spend(LOG)
+
+    def evaluate(self, batches: int, own_loader: int = 25_000) -> None:
+        """Validate without gradients, on a loader that nobody watches."""
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(batches):
+                self.time.spend(own_loader)
+                self.model(torch.ones(2, 2))
+        self.model.train()
+
+    def end(self) -> Snapshot:
+        """Where the time went."""
+        assert self.watch is not None
+        if self.second is not None:
+            self.second.detach()
+        self.watch.detach()
+        assert self.watch._last is not None
+        return self.watch._last
+
+
+EVALUATION = 4 * (25_000 + FORWARD)

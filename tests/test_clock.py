@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import gpuwatch
 from gpuwatch.catalog import (
@@ -26,29 +23,10 @@ from gpuwatch.catalog import (
     STEP_SECONDS,
 )
 from gpuwatch.expr import series_key
-from gpuwatch.history import is_split
-from gpuwatch.layout import Column, Tag, Word
+from gpuwatch.layout import Column, Tag
 from gpuwatch.reader import Snapshot
-from gpuwatch_hooks import attach as attaching
 from gpuwatch_hooks import clock, loader, optimizers
-from tests.loops import Batch
-
-WAIT, OPEN, FORWARD, LOSS, BACKWARD, STEP, LOG = 1_000, 70_000, 200_000, 3_000, 500_000, 40_000, 9_000
-"""Nanoseconds of each part of the scripted loops."""
-
-
-@dataclass
-class Script:
-    """A clock that goes on only when it is told to."""
-
-    now: int = 1_000_000_000
-
-    def __call__(self) -> int:
-        return self.now
-
-    def spend(self, nanoseconds: int) -> None:
-        """Let time pass."""
-        self.now += nanoseconds
+from tests.scripted import BACKWARD, EVALUATION, FORWARD, LOG, LOSS, OPEN, STEP, WAIT, Loop, Model, Optimizer, Script
 
 
 @pytest.fixture
@@ -57,119 +35,6 @@ def script(monkeypatch: pytest.MonkeyPatch, records: object) -> Script:
     for module in (clock, loader, optimizers):
         monkeypatch.setattr(module, "monotonic_ns", time)
     return time
-
-
-class Back(torch.autograd.Function):
-    """Takes its time in backward."""
-
-    @staticmethod
-    def forward(context: Any, output: torch.Tensor, time: Script, nanoseconds: int) -> torch.Tensor:
-        context.time, context.nanoseconds = time, nanoseconds
-        return output.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        context.time.spend(context.nanoseconds)
-        return gradient, None, None
-
-
-class Model(nn.Module):
-    """Takes its time, forward and backward."""
-
-    def __init__(self, time: Script, forward: int = FORWARD, backward: int = BACKWARD) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.time = time
-        self.nanoseconds = forward, backward
-        self.calls = 0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The layer's output."""
-        self.calls += 1
-        self.time.spend(self.nanoseconds[0])
-        output: torch.Tensor = Back.apply(self.layer(inputs), self.time, self.nanoseconds[1])  # type: ignore[no-untyped-call]
-        return output
-
-
-class Optimizer(torch.optim.Optimizer):
-    """Takes its time over a step."""
-
-    def __init__(self, parameters: Any, time: Script, nanoseconds: int = STEP) -> None:
-        super().__init__(parameters, {})
-        self.time = time
-        self.nanoseconds = nanoseconds
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Change nothing."""
-        self.time.spend(self.nanoseconds)
-
-
-@dataclass
-class Loop:
-    """What the scripted loops are made of, and where their time went."""
-
-    time: Script
-    model: Model = field(init=False)
-    optimizer: Optimizer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.model = Model(self.time)
-        self.optimizer = Optimizer(self.model.parameters(), self.time)
-        self.watch: gpuwatch.Watch | None = None
-        self.second: gpuwatch.Watch | None = None
-
-    def loader(self, batches: int, wait: int = WAIT) -> DataLoader[Batch]:
-        """Each batch costs a wait; the iterator itself costs more."""
-
-        class Opening(DataLoader[Batch]):
-            def __iter__(this) -> Any:
-                self.time.spend(OPEN)
-                return super().__iter__()
-
-        def collate(items: list[Batch]) -> Batch:
-            self.time.spend(wait)
-            return torch.stack([item[0] for item in items]), torch.zeros(())
-
-        return Opening(TensorDataset(torch.ones(2 * batches, 2)), batch_size=2, collate_fn=collate)
-
-    def attach(self, *arguments: Any, rest: bool = True, **options: Any) -> None:
-        """Watch the loop."""
-        self.watch = gpuwatch.attach(self.model, *arguments, **options)
-        assert attaching._active is not None
-        attaching._active.session.resting_allowed = rest
-
-    def train_on(self, inputs: torch.Tensor) -> None:
-        """One step's work on a batch, but for the optimizer."""
-        output = self.model(inputs)
-        self.time.spend(LOSS)
-        output.sum().backward()
-
-    def step(self, inputs: torch.Tensor) -> None:
-        """One step."""
-        self.train_on(inputs)
-        self.optimizer.step()
-        self.time.spend(LOG)
-
-    def evaluate(self, batches: int, own_loader: int = 25_000) -> None:
-        """Validate without gradients, on a loader that nobody watches."""
-        self.model.eval()
-        with torch.no_grad():
-            for _ in range(batches):
-                self.time.spend(own_loader)
-                self.model(torch.ones(2, 2))
-        self.model.train()
-
-    def end(self) -> Snapshot:
-        """Where the time went."""
-        assert self.watch is not None
-        if self.second is not None:
-            self.second.detach()
-        self.watch.detach()
-        assert self.watch._last is not None
-        return self.watch._last
-
-
-EVALUATION = 4 * (25_000 + FORWARD)
 
 
 @pytest.fixture
@@ -490,65 +355,3 @@ def test_what_lies_between_epochs_is_no_step(loop: Loop) -> None:
     seen = loop.end()
     assert phases(seen) == {**expected(20), "data": 18 * WAIT}
     assert nanoseconds(seen, BETWEEN_SECONDS.name) == 33_000 + 2 * 77_000
-
-
-def train_for_a_while(loop: Loop, rest: bool, networks: int) -> Snapshot:
-    """300 steps in uneven epochs with evaluations, of one network or two."""
-    judge = Model(loop.time, forward=50_000, backward=60_000)
-    second = Optimizer(judge.parameters(), loop.time, 7_000)
-    batches = loop.loader(50)
-    loop.attach(batches, rest=rest)
-    if networks == 2:
-        loop.second = gpuwatch.attach(judge, batches)
-    for epoch in range(6):
-        for inputs, _ in batches:
-            loop.step(inputs)
-            if networks == 2:
-                judge(inputs).sum().backward()
-                second.step()
-        if epoch % 2:
-            loop.evaluate(4)
-    return loop.end()
-
-
-@pytest.mark.parametrize("networks", [1, 2])
-def test_steps_that_were_only_noted_come_to_the_same_as_steps_looked_at(loop: Loop, networks: int) -> None:
-    live = train_for_a_while(loop, rest=False, networks=networks)
-    noted = train_for_a_while(Loop(loop.time), rest=True, networks=networks)
-    assert sum(map(is_split, live.ring)) == 300
-    assert 64 <= sum(map(is_split, noted.ring)) < 150
-    assert noted.step == live.step == 300
-    assert len(noted.ring) == len(live.ring) == 300
-    for phase, seconds in phases(live).items():
-        assert phases(noted)[phase] == pytest.approx(seconds, rel=1e-6), phase
-    for metric in (BATCHES, EPOCH_STARTS, EPOCH_RESTARTS, EVALUATION_FORWARDS):
-        assert noted.values[metric.name] == live.values[metric.name], metric.name
-    for metric in (EPOCH_START_SECONDS, EPOCH_RESTART_SECONDS, EVALUATION_SECONDS, BETWEEN_SECONDS):
-        assert nanoseconds(noted, metric.name) == nanoseconds(live, metric.name), metric.name
-    for column in (Column.NUMBER, Column.TOTAL, Column.DATA, Column.EPOCH_START, Column.TAGS):
-        assert [row[column] for row in noted.ring] == pytest.approx([row[column] for row in live.ring], nan_ok=True)
-    histogram = [key for key in live.values if key.startswith(STEP_SECONDS.name)]
-    assert [noted.values[key] for key in histogram] == pytest.approx([live.values[key] for key in histogram])
-
-
-def test_looks_do_not_beat_with_the_run(loop: Loop) -> None:
-    batches = loop.loader(511)
-    loop.attach(batches)
-    for inputs, _ in batches:
-        loop.step(inputs)
-    looked = [int(row[Column.NUMBER]) for row in loop.end().ring if is_split(row)]
-    late = [number for number in looked if number > 64]
-    assert len(late) >= 8
-    for period in (2, 3, 4, 5, 8, 10, 16, 32):
-        most = max(sum(number % period == rest for number in late) for rest in range(period))
-        assert most < 0.75 * len(late), f"steps {late} fall together with what happens every {period} steps"
-
-
-def test_the_step_count_is_that_of_the_run_at_any_time(loop: Loop) -> None:
-    batches = loop.loader(200)
-    loop.attach(batches)
-    assert attaching._active is not None
-    words = attaching._active.session.record.words
-    for number, (inputs, _) in enumerate(batches):
-        assert words[Word.STEP] == number
-        loop.step(inputs)
