@@ -25,6 +25,9 @@ MAGIC = b"GPUWREC1"
 VERSION = 1
 SUFFIX = ".gpw"
 
+MODULE_ROW = "module_row"
+"""Series of a record that make up its table of modules: read for the report, published by nobody."""
+
 HEADER_BYTES = 4096
 VALUE_CAPACITY = 1024
 RING_ROWS = 2048

@@ -28,6 +28,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import identity_gauges, settled, window_gauges
+from gpuwatch.layout import MODULE_ROW
 from gpuwatch.reader import Snapshot
 from gpuwatch.report.document import state_of
 from gpuwatch.rulebook import RULES_BY_ID
@@ -77,7 +78,7 @@ def rank_series(snapshot: Snapshot) -> RankSeries:
     taken: list[Series] = []
     dropped = 0
     for name, labels in dict.fromkeys((name, tuple(labels.items())) for name, labels in snapshot.series):
-        if name in _BY_THE_READER or name in (_BUCKET, _SUM):
+        if name in _BY_THE_READER or name in (_BUCKET, _SUM, MODULE_ROW):
             continue
         number = snapshot.values.get(series_key(name, dict(labels)))
         if number is None or not math.isfinite(number):

@@ -12,7 +12,7 @@ import torch
 from gpuwatch import catalog
 from gpuwatch_hooks.accelerator import CudaAccelerator
 from gpuwatch_hooks.allocator import stranded
-from tests.scripted import GIB, MIB, Bench
+from tests.scripted_device import GIB, MIB, Bench
 
 
 @pytest.fixture
@@ -233,3 +233,29 @@ def test_a_real_device_answers_every_question() -> None:
     segments = snapshot["segments"]
     assert isinstance(segments, list) and stranded(segments)[0] >= 0
     assert device.memory_fraction() == 1.0 and device.pinned_bytes() is not None
+
+
+def test_activations_that_fill_a_device_are_told_with_the_modules_to_checkpoint(bench: Bench) -> None:
+    parts = {"parameters": 4 * GIB, "gradients": 4 * GIB, "optimizer": 8 * GIB, "activations": 50 * GIB}
+    for part, size in parts.items():
+        bench.record.values[bench.record.series(catalog.MODEL_MEMORY.name, part=part)] = size
+    bench.record.observe("mem-activation-dominant", "layers.*", "checkpointing each saves 49 GiB at most", 50 * GIB)
+    bench.device.change(active_peak_bytes=75 * GIB, allocated_peak_bytes=75 * GIB, reserved_bytes=77 * GIB)
+    bench.device.used = 78 * GIB
+    bench.steps(60, backward_bytes=72 * GIB)
+    (finding,) = bench.findings()
+    assert (finding.rule, finding.where) == ("mem-activation-dominant", "layers.*")
+    assert "49 GiB at most" in finding.evidence
+
+
+def test_a_device_that_waits_with_half_its_memory_free_is_given_a_batch_size(bench: Bench) -> None:
+    for part in ("parameters", "gradients", "optimizer"):
+        bench.record.values[bench.record.series(catalog.MODEL_MEMORY.name, part=part)] = 2 * GIB
+    bench.record.values[bench.record.series(catalog.LOADER_BATCH.name)] = 32
+    bench.record.values[bench.record.series(catalog.DEVICE_DONE_EARLY.name)] = 1.0
+    bench.device.change(active_peak_bytes=16 * GIB, allocated_peak_bytes=16 * GIB, reserved_bytes=20 * GIB)
+    bench.device.used = 21 * GIB
+    bench.steps(60, backward_bytes=16 * GIB)
+    (finding,) = bench.findings()
+    assert finding.rule == "mem-headroom-unused"
+    assert "6.2 times" in finding.evidence and "198 items instead of 32" in finding.evidence

@@ -63,6 +63,7 @@ def test_the_document_has_the_promised_fields(tmp_path: Path) -> None:
     assert list(report["memory"]) == [
         "host_resident_bytes", "host_peak_bytes", "host_in_use_bytes", "device_allocated_bytes",
         "device_active_peak_bytes", "device_reserved_bytes", "device_capacity_bytes", "alloc_retries", "ooms",
+            "modules",
     ]  # fmt: skip
     assert list(report["findings"][0]) == [
         "rule", "severity", "summary", "evidence", "where", "fix", "gain", "gain_bound", "check",

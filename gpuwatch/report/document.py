@@ -36,6 +36,7 @@ from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import settled, window_gauges
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot
+from gpuwatch.report.modules import modules_of, size_of
 from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
 
 STATES = ("killed", "exception", "running", "detached", "clean")
@@ -106,6 +107,7 @@ def memory_of(snapshot: Snapshot) -> MemoryPart:
         "device_capacity_bytes": _count(snapshot, DEVICE_CAPACITY),
         "alloc_retries": _count(snapshot, ALLOC_RETRIES),
         "ooms": _count(snapshot, OOMS),
+        "modules": modules_of(snapshot) or None,
     }
 
 
@@ -200,6 +202,11 @@ def _largest_memory(memories: Sequence[MemoryPart]) -> MemoryPart:
         "device_capacity_bytes": _largest([memory["device_capacity_bytes"] for memory in memories]),
         "alloc_retries": _largest([memory["alloc_retries"] for memory in memories]),
         "ooms": _largest([memory["ooms"] for memory in memories]),
+        "modules": max(
+            (memory["modules"] for memory in memories if memory["modules"]),
+            key=lambda modules: sum(map(size_of, modules)),
+            default=None,
+        ),
     }
 
 

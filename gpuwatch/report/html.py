@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
+from gpuwatch.report.modules import HEADINGS, lines
+from gpuwatch.report.shape import Document, MemoryPart, ModulePart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,
@@ -53,6 +54,8 @@ def page(report: Document) -> str:
     _time(body, report["time"])
     _add(body, "h2", "Memory")
     _memory(body, report["memory"])
+    if report["memory"]["modules"]:
+        _modules(body, report["memory"]["modules"])
     if len(run["ranks"]) > 1:
         _add(body, "h2", "Ranks")
         _ranks(body, run)
@@ -95,6 +98,17 @@ def _time(body: Element, time: TimePart) -> None:
 def _memory(body: Element, memory: MemoryPart) -> None:
     for line in memory_lines(memory) or [NOT_KNOWN]:
         _add(body, "p", line)
+
+
+def _modules(body: Element, parts: list[ModulePart]) -> None:
+    table = SubElement(body, "table")
+    row = SubElement(table, "tr")
+    for heading in HEADINGS:
+        _add(row, "th", heading, "" if heading == "module" else "number")
+    for line in lines(parts):
+        row = SubElement(table, "tr")
+        for number, cell in enumerate(line):
+            _add(row, "td", cell, "number" if number else "")
 
 
 def _ranks(body: Element, run: RunPart) -> None:

@@ -31,8 +31,20 @@ class TimePart(TypedDict):
     between_seconds: float | None
 
 
+class ModulePart(TypedDict):
+    """Memory of the modules of one (folded) name. ``reached_bytes``: all that had been saved when they returned."""
+
+    module: str
+    modules: int
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    reached_bytes: int
+
+
 class MemoryPart(TypedDict):
-    """Memory in bytes; of several ranks the largest."""
+    """Memory in bytes; of several ranks the largest. ``modules`` is None where it was not measured."""
 
     host_resident_bytes: int | None
     host_peak_bytes: int | None
@@ -43,6 +55,7 @@ class MemoryPart(TypedDict):
     device_capacity_bytes: int | None
     alloc_retries: int | None
     ooms: int | None
+    modules: list[ModulePart] | None
 
 
 class RankPart(TypedDict):

@@ -11,7 +11,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
+from gpuwatch.report.modules import HEADINGS, lines
+from gpuwatch.report.shape import Document, MemoryPart, ModulePart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,
@@ -58,6 +59,8 @@ def rendered(report: Document, encoding: str = "utf-8") -> RenderableType:
         Text(),
         *_memory(report["memory"]),
     ]
+    if report["memory"]["modules"]:
+        parts += [Text(), Padding(_modules(report["memory"]["modules"]), (0, 0, 0, 2))]
     if len(run["ranks"]) > 1:
         parts += [Text(), _ranks(run)]
     parts.append(Text())
@@ -109,6 +112,15 @@ def _memory(memory: MemoryPart) -> Iterator[RenderableType]:
     yield Text.assemble(("Memory  ", "bold"), first)
     for line in rest:
         yield Padding(Text(line), (0, 0, 0, 8))
+
+
+def _modules(parts: list[ModulePart]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading_text in HEADINGS:
+        table.add_column(heading_text, justify="left" if heading_text == "module" else "right")
+    for line in lines(parts):
+        table.add_row(*line)
+    return table
 
 
 def _ranks(run: RunPart) -> Table:

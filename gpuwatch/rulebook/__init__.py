@@ -12,6 +12,7 @@ from gpuwatch.rulebook import (
     growth,
     hardware,
     memory,
+    modules,
     optimizer,
     run,
 )
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     *capacity.RULES,
     *fragmentation.RULES,
     *growth.RULES,
+    *modules.RULES,
     *data.RULES,
     *evaluation.RULES,
     *debug.RULES,

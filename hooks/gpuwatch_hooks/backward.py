@@ -54,6 +54,14 @@ def backward_begin(session: Session) -> None:
         session.gradients.backward_begin()
         session.switches.look()
         session.evaluation.backward_begin()
+        if session.modules.current is not None:
+            measurement_backward(session)
+
+
+@guarded("measuring")
+def measurement_backward(session: Session) -> None:
+    """The model's memory is being measured, and autograd starts."""
+    session.modules.backward_begin()
 
 
 @guarded("backward")

@@ -53,6 +53,8 @@ class ForwardEnd(Hook):
 
     def __call__(self, module: torch.nn.Module, arguments: tuple[object, ...], output: object) -> None:
         if not is_compiling() and self.pace.looking:
+            if self.session.modules.current is not None:
+                measured_forward_end(self.session, module)
             forward_end(self.session, output)
 
 
@@ -71,8 +73,22 @@ def forward_begin(session: Session, module: torch.nn.Module, arguments: tuple[ob
         session.evaluation.forward_begin()
     elif mode == TRAIN and session.evaluation.open:
         session.evaluation.judge()
+    if mode == TRAIN and clock.steps >= session.modules.next_step:
+        measured_forward_begin(session, module)
     if clock.elements != clock.elements and arguments:  # no loader told the size of the batch
         clock.elements = elements_of(arguments)
+
+
+@guarded("modules")
+def measured_forward_begin(session: Session, module: torch.nn.Module) -> None:
+    """A measurement of the memory by module is due."""
+    session.modules.forward_begin(module)
+
+
+@guarded("measuring")
+def measured_forward_end(session: Session, module: torch.nn.Module) -> None:
+    """The forward that is measured returned, or one within it."""
+    session.modules.forward_end(module)
 
 
 @guarded("forward")

@@ -76,16 +76,18 @@ class OwnershipProbe:
         self._next_look = max(self._next_look, self.clock.steps + EVERY_STEPS)  # a new owner: look again, later
         self._confirmed = 0
 
+    def living(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that have stepped and still exist."""
+        return [optimizer for known in self.known if (optimizer := known.reference()) is not None]
+
     def step_end(self) -> None:
         """During a look an optimizer has stepped: are there gradients that nobody uses?"""
         step = self.clock.steps
         if step < self._next_look or not self.known:
             return
         owned: set[int] = set()
-        for known in self.known:
-            optimizer = known.reference()
-            if optimizer is not None:  # groups are added later
-                owned.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        for optimizer in self.living():  # groups are added later
+            owned.update(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         unused, total, place = self._unused(owned)
         if total and unused / total >= LEAST_SHARE:
             self._confirmed += 1

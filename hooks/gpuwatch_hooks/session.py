@@ -31,6 +31,7 @@ from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.handles import HandleProbe
 from gpuwatch_hooks.leaks import LeakProbe
 from gpuwatch_hooks.memory import HostMemory
+from gpuwatch_hooks.modules import ModuleProbe
 from gpuwatch_hooks.ownership import OwnershipProbe
 from gpuwatch_hooks.pace import DENSE_STEPS, Pace
 from gpuwatch_hooks.pauses import PauseProbe
@@ -88,6 +89,7 @@ class Session:
         self.growth = GrowthProbe(self.record, self.clock)
         self.handles = HandleProbe(self.record, self.clock, self.models)
         self.ownership = OwnershipProbe(self.record, self.clock, self.models)
+        self.modules = ModuleProbe(self.record, self.clock, self.models, self.ownership.living)
         self.loaders: list[WatchedLoader] = []
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
@@ -237,6 +239,7 @@ class Session:
         self.ended = True
         finish_clock(self)
         self.publish()
+        self.modules.stop()
         self.pauses.stop()
         self.cycles.stop()
         self.device.stop()
@@ -268,6 +271,14 @@ def step_ended(session: Session) -> None:
     session.handles.step_end()
     session.ownership.step_end()
     session.device.step_end(session.varying())
+    if session.modules.current is not None or session.modules.done:
+        measurement_ended(session)
+
+
+@guarded("measuring")
+def measurement_ended(session: Session) -> None:
+    """A step ended in which a model's memory was measured."""
+    session.modules.step_end()
 
 
 @guarded("clock")
