@@ -20,7 +20,21 @@ from tests.trainings import TRAININGS, Attach, Training, outcome
 
 PROBES = sorted(guard.POINTS)
 REACHED = frozenset(
-    "attach backward clock detach exit findings forward hiding loader memory modes optimizer tick".split()
+    [
+        "attach",
+        "backward",
+        "clock",
+        "detach",
+        "exit",
+        "findings",
+        "forward",
+        "hiding",
+        "loader",
+        "memory",
+        "modes",
+        "optimizer",
+        "tick",
+    ]
 )
 """Probes that this training certainly calls; others wait for an accelerator, a fork, a shortage of memory."""
 
