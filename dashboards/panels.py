@@ -115,18 +115,24 @@ def timeseries(
     *,
     width: int = 12,
     stacked: bool = False,
+    line: Query | None = None,
     top: int | None = None,
     limits: Sequence[Limit] = (),
     links: Sequence[Link] = (),
 ) -> Panel:
-    """Lines over time; ``limits`` are drawn across them, ``top`` fixes the upper end of the axis."""
+    """Lines over time; ``limits`` are drawn across them, ``top`` fixes the upper end of the axis.
+
+    ``line`` is a series that is not stacked upon the others: what they may come up to.
+    """
+    overrides = [] if line is None else [_alone(chr(ord("A") + len(queries)))]
     return Panel(
         width,
         8,
         lambda x, y: TimeSeries(
             **_common(title, description, width, 8, x, y),
-            targets=_targets(queries),
+            targets=_targets([*queries, *([] if line is None else [line])]),
             unit=unit,
+            overrides=overrides,
             valueMin=0,
             valueMax=top,
             fillOpacity=60 if stacked else 5,
@@ -224,6 +230,19 @@ def _common(title: str, description: str, width: int, height: int, x: int, y: in
         "dataSource": SOURCE,
         "gridPos": GridPos(h=height, w=width, x=x, y=y),
         "maxDataPoints": None,
+    }
+
+
+def _alone(target: str) -> dict[str, Any]:
+    """What draws the series of this target as a plain dashed line."""
+    properties = {
+        "custom.stacking": {"mode": "none", "group": "A"},
+        "custom.fillOpacity": 0,
+        "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
+    }
+    return {
+        "matcher": {"id": "byFrameRefID", "options": target},
+        "properties": [{"id": id, "value": value} for id, value in properties.items()],
     }
 
 

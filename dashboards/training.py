@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Link, Panel, Query, Variable, board, row, stat, table, timeseries
-from dashboards.queries import UNITS, alerts, expression, quantile, rate, select
+from dashboards.panels import Limit, Link, Panel, Query, board, row, stat, table, timeseries
+from dashboards.parts import GPU, RANK, VARIABLES, limits, metrics, rule_panel
+from dashboards.queries import alerts, expression, quantile, rate, select
 from gpuwatch.catalog import (
     ALLOC_RETRIES,
     BETWEEN_SECONDS,
@@ -36,31 +37,17 @@ from gpuwatch.catalog import (
     STEPS,
     WINDOW_SLOW_EXCESS_SECONDS,
 )
-from gpuwatch.expr import Expr, Metric
-from gpuwatch.render.conditions import limit
-from gpuwatch.render.runbooks import RUNBOOKS
-from gpuwatch.rulebook import RULES_BY_ID
 from gpuwatch.rulebook.data import RESTART_COST
-
-COLORS = {"info": "blue", "warn": "orange", "critical": "red"}
-RANK = "{{run}} rank {{rank}}"
-GPU = "{{instance}} gpu {{gpu}}"
 
 
 def training() -> str:
     """The dashboard's JSON."""
-    variables = (
-        Variable("job", "Job", f"label_values({RANK_UP.name}, job)"),
-        Variable("run", "Run", f'label_values({RANK_UP.name}{{job=~"$job"}}, run)'),
-        Variable("rank", "Rank", f'label_values({RANK_UP.name}{{job=~"$job", run=~"$run"}}, rank)'),
-        Variable("runbooks", "Runbooks at", text=RUNBOOKS),
-    )
     panels = (*_summary(), *_findings(), *_time(), *_memory(), *_hardware(), *_ranks())
     return board(
         "gpuwatch / Training run",
         "gpuwatch-training",
         "Where a training run's time and memory go, and what to do about it.",
-        variables,
+        VARIABLES,
         panels,
         ("gpuwatch", "pytorch"),
     )
@@ -78,7 +65,7 @@ def _summary() -> tuple[Panel, ...]:
              Query(quantile(0.5, STEP_SECONDS), "median"), "s"),
         stat("Time since anything happened", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
              Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s",
-             limits=_limits("run-hang", RANK_PROGRESS_AGE)),
+             limits=limits("run-hang", RANK_PROGRESS_AGE)),
         stat("Findings", "Alerts of gpuwatch that fire now; the table below names them.",
              Query(f"count({alerts()}) or 0 * count({select(RANK_UP)})", "findings"), "none",
              limits=(Limit(1, "orange"),)),
@@ -128,9 +115,9 @@ def _time() -> tuple[Panel, ...]:
             [Query(quantile(share, STEP_SECONDS), f"p{100 * share:.0f}") for share in (0.5, 0.95, 0.99)],
             "s",
         ),
-        _rule_panel("data-stall", "How much of a step waits for data"),
+        rule_panel("data-stall", "How much of a step waits for data"),
         timeseries("How many steps each rank makes in a second", STEPS.help, [Query(rate(STEPS), RANK)], "ops"),
-        _rule_panel("data-epoch-restart", "How much of the time goes into starting epochs"),
+        rule_panel("data-epoch-restart", "How much of the time goes into starting epochs"),
         timeseries("What the start of an epoch costs", "Mean wait for the first batch of an epoch, the first left out.",
                    [Query(expression(RESTART_COST), RANK)], "s"),
         timeseries(
@@ -139,32 +126,32 @@ def _time() -> tuple[Panel, ...]:
             [Query(f"{evaluation} / ({evaluation} + {training_time} + {starts} + {between})", RANK)],
             "percentunit", top=1,
         ),
-        _rule_panel("comp-step-jitter", "How many steps are far slower than the others"),
-        _metrics("How much longer slow steps take", [WINDOW_SLOW_EXCESS_SECONDS], RANK),
-        _rule_panel("comp-gc-pause", "How much of the time Python collects garbage"),
-        _metrics("The longest garbage collection", [GC_LONGEST], RANK),
+        rule_panel("comp-step-jitter", "How many steps are far slower than the others"),
+        metrics("How much longer slow steps take", [WINDOW_SLOW_EXCESS_SECONDS], RANK),
+        rule_panel("comp-gc-pause", "How much of the time Python collects garbage"),
+        metrics("The longest garbage collection", [GC_LONGEST], RANK),
     )  # fmt: skip
 
 
 def _memory() -> tuple[Panel, ...]:
     return (
         row("Memory"),
-        _metrics("What the process holds in host memory", [HOST_RESIDENT, HOST_IN_USE], RANK),
-        _metrics("What the process holds on the device", [DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_CAPACITY], RANK),
+        metrics("What the process holds in host memory", [HOST_RESIDENT, HOST_IN_USE], RANK),
+        metrics("What the process holds on the device", [DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_CAPACITY], RANK),
         timeseries("How often the allocator had to flush its cache", ALLOC_RETRIES.help,
                    [Query(rate(ALLOC_RETRIES), RANK)], "ops"),
-        _metrics("What the driver has handed out", [GPU_MEMORY_USED, GPU_MEMORY_TOTAL], GPU),
+        metrics("What the driver has handed out", [GPU_MEMORY_USED, GPU_MEMORY_TOTAL], GPU),
     )  # fmt: skip
 
 
 def _hardware() -> tuple[Panel, ...]:
     return (
         row("GPUs of the nodes it runs on"),
-        _metrics("How much of the time any kernel ran", [GPU_UTILIZATION], GPU),
-        _rule_panel("hw-thermal-throttle", "How much of the time heat holds the clock down", GPU),
-        _metrics("How hot the GPUs are", [GPU_TEMPERATURE], GPU, width=8),
-        _metrics("How fast the GPUs are clocked", [GPU_SM_CLOCK, GPU_SM_CLOCK_MAX], GPU, width=8),
-        _metrics("How much power they draw", [GPU_POWER], GPU, width=8),
+        metrics("How much of the time any kernel ran", [GPU_UTILIZATION], GPU),
+        rule_panel("hw-thermal-throttle", "How much of the time heat holds the clock down", GPU),
+        metrics("How hot the GPUs are", [GPU_TEMPERATURE], GPU, width=8),
+        metrics("How fast the GPUs are clocked", [GPU_SM_CLOCK, GPU_SM_CLOCK_MAX], GPU, width=8),
+        metrics("How much power they draw", [GPU_POWER], GPU, width=8),
     )
 
 
@@ -179,7 +166,7 @@ def _ranks() -> tuple[Panel, ...]:
             columns={"run": "Run", "rank": "Rank", "instance": "Node", "local_rank": "Local rank",
                      "world_size": "World size", "pid": "Process", "script": "Script", "torch": "torch", "Value": "Up"},
         ),
-        _metrics("How long ago the last step ended", [RANK_STEP_AGE], RANK, width=8),
+        metrics("How long ago the last step ended", [RANK_STEP_AGE], RANK, width=8),
         timeseries("Faults of gpuwatch that were kept from the run", GUARD_FAULTS.help,
                    [Query(f"sum by (run, rank, probe) ({select(GUARD_FAULTS)})", RANK + " {{probe}}")],
                    "none", width=8),
@@ -188,38 +175,3 @@ def _ranks() -> tuple[Panel, ...]:
                     Query(f"{select(SOURCE_UP)} == 0", "{{instance}} {{source}} is down")],
                    "s", width=8),
     )  # fmt: skip
-
-
-def _metrics(title: str, metrics: list[Metric], legend: str, *, width: int = 12) -> Panel:
-    """A panel of gauges as they are; where there are several, the legend says which."""
-    shared = len(metrics) == 1
-    queries = [Query(select(metric), legend if shared else f"{legend} {_short(metric)}") for metric in metrics]
-    return timeseries(title, " ".join(metric.help for metric in metrics), queries, UNITS[metrics[0].unit], width=width)
-
-
-def _rule_panel(id: str, title: str, legend: str = RANK) -> Panel:
-    """A rule's number with the rule's limits drawn on it."""
-    rule = RULES_BY_ID[id]
-    return timeseries(
-        title,
-        f"{rule.title} ({rule.id}). {rule.because}",
-        [Query(expression(rule.value.expr), legend)],
-        UNITS[rule.value.unit],
-        limits=_limits(id, rule.value.expr),
-        links=[Link(f"Runbook: {rule.id}", f"${{runbooks}}{rule.id}.md")],
-    )
-
-
-def _limits(id: str, expr: Expr) -> tuple[Limit, ...]:
-    """The rule's limits on this number, in the colors of their severity."""
-    rule = RULES_BY_ID[id]
-    conditions = [(rule.severity, rule.when)]
-    if rule.critical_when is not None:
-        conditions.append(("critical", rule.critical_when))
-    found = ((severity, limit(condition, expr)) for severity, condition in conditions)
-    return tuple(Limit(number, COLORS[severity]) for severity, number in found if number is not None)
-
-
-def _short(metric: Metric) -> str:
-    words = metric.name.removeprefix("gpuwatch_").removesuffix(f"_{metric.unit}").split("_")
-    return " ".join(word for word in words if word not in ("host", "device", "gpu", "memory"))

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dashboards.memory import memory
 from dashboards.normalise import normalised
 from dashboards.training import training
 from gpuwatch import catalog
@@ -35,9 +36,11 @@ from gpuwatch.rulebook import RULES, RULES_BY_ID
 Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
-BOARD: Json = json.loads(training())
-PANELS: list[Json] = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+BOARDS: list[Json] = [json.loads(training()), json.loads(memory())]
+BOARD = BOARDS[0]
+PANELS: list[Json] = [panel for board in BOARDS for panel in board["panels"] if panel["type"] != "row"]
 TARGETS: list[tuple[str, Json]] = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+every_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
 SUFFIXES = ("_bucket", "_sum", "_count")
 JOINED = {"job", "instance", "le"}
 """Labels of every series beside the catalog's: the scrape's, and a histogram's."""
@@ -65,8 +68,9 @@ def everything() -> dict[str, str]:
 # -- layout and form ---------------------------------------------------------------------------------------------------
 
 
-def test_no_panel_leaves_the_grid_or_covers_another() -> None:
-    places = [panel["gridPos"] for panel in BOARD["panels"]]
+@every_board
+def test_no_panel_leaves_the_grid_or_covers_another(board: Json) -> None:
+    places = [panel["gridPos"] for panel in board["panels"]]
     assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
     for one, other in itertools.combinations(places, 2):
         beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
@@ -74,9 +78,10 @@ def test_no_panel_leaves_the_grid_or_covers_another() -> None:
         assert beside or above, f"{one} covers {other}"
 
 
-def test_ids_and_titles_are_unique() -> None:
-    ids = [panel["id"] for panel in BOARD["panels"]]
-    titles = [panel["title"] for panel in BOARD["panels"]]
+@every_board
+def test_ids_and_titles_are_unique(board: Json) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+    titles = [panel["title"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
     assert len(set(titles)) == len(titles)
 
@@ -136,19 +141,33 @@ def test_the_limits_on_a_panel_are_those_of_its_rule() -> None:
     assert panel["links"][0]["url"] == "${runbooks}data-stall.md"
 
 
-def test_every_linked_runbook_exists() -> None:
-    linked = re.findall(r"\$\{runbooks\}([a-z0-9-]+)\.md", json.dumps(BOARD))
+@every_board
+def test_every_linked_runbook_exists(board: Json) -> None:
+    linked = re.findall(r"\$\{runbooks\}([a-z0-9-]+)\.md", json.dumps(board))
     assert linked
     assert all((ROOT / "alerts" / "runbooks" / f"{id}.md").is_file() for id in linked)
 
 
-def test_the_dashboard_is_of_todays_schema_and_keeps_its_address() -> None:
-    assert (BOARD["uid"], BOARD["schemaVersion"]) == ("gpuwatch-training", 39)
-    assert not {"rows", "style", "hideControls", "sharedCrosshair", "__inputs"} & BOARD.keys()
-    names = [variable["name"] for variable in BOARD["templating"]["list"]]
+def test_the_dashboards_keep_their_addresses() -> None:
+    assert [board["uid"] for board in BOARDS] == ["gpuwatch-training", "gpuwatch-memory"]
+
+
+@every_board
+def test_a_dashboard_is_of_todays_schema(board: Json) -> None:
+    assert board["schemaVersion"] == 39
+    assert not {"rows", "style", "hideControls", "sharedCrosshair", "__inputs"} & board.keys()
+    names = [variable["name"] for variable in board["templating"]["list"]]
     assert names == ["datasource", "job", "run", "rank", "runbooks"]
-    for variable in BOARD["templating"]["list"][1:4]:
+    for variable in board["templating"]["list"][1:4]:
         assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+"
+
+
+def test_the_capacity_is_a_line_across_the_stack() -> None:
+    panel = next(panel for panel in PANELS if panel["title"] == "What the device's memory is used for")
+    (override,) = panel["fieldConfig"]["overrides"]
+    target = next(target for target in panel["targets"] if target["refId"] == override["matcher"]["options"])
+    assert "capacity" in target["expr"]
+    assert {"id": "custom.stacking", "value": {"mode": "none", "group": "A"}} in override["properties"]
 
 
 def test_an_unknown_kind_of_panel_is_refused() -> None:
@@ -176,6 +195,7 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "phase": catalog.PHASES,
+    "part": catalog.MEMORY_PARTS,
     "quantile": ("0.5", "0.99"),
     "reason": tuple(catalog.CLOCK_REASONS),
     "source": ("records", "nvml"),

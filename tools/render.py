@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dashboards.memory import memory
 from dashboards.training import training
 from gpuwatch.render.alerts import alert_rules
 from gpuwatch.render.promtool import promtool_tests
@@ -28,6 +29,7 @@ def generated(root: Path = ROOT) -> dict[str, str]:
     files = {
         "alerts/gpuwatch.rules.yaml": alert_rules(RULES),
         "alerts/gpuwatch.test.yaml": promtool_tests(RULES),
+        "dashboards/json/memory.json": memory(),
         "dashboards/json/training.json": training(),
         **{f"alerts/runbooks/{rule.id}.md": runbook(rule) for rule in RULES},
     }

@@ -1,0 +1,60 @@
+"""Parts that dashboards share: their variables, panels of metrics as they are, panels of a rule with its limits."""
+
+from __future__ import annotations
+
+from dashboards.panels import Limit, Link, Panel, Query, Variable, timeseries
+from dashboards.queries import UNITS, expression, select
+from gpuwatch.catalog import RANK_UP
+from gpuwatch.expr import Expr, Metric
+from gpuwatch.render.conditions import limit
+from gpuwatch.render.runbooks import RUNBOOKS
+from gpuwatch.rulebook import RULES_BY_ID
+
+COLORS = {"info": "blue", "warn": "orange", "critical": "red"}
+RANK = "{{run}} rank {{rank}}"
+GPU = "{{instance}} gpu {{gpu}}"
+
+VARIABLES = (
+    Variable("job", "Job", f"label_values({RANK_UP.name}, job)"),
+    Variable("run", "Run", f'label_values({RANK_UP.name}{{job=~"$job"}}, run)'),
+    Variable("rank", "Rank", f'label_values({RANK_UP.name}{{job=~"$job", run=~"$run"}}, rank)'),
+    Variable("runbooks", "Runbooks at", text=RUNBOOKS),
+)
+"""What every dashboard is narrowed by."""
+
+
+def metrics(title: str, shown: list[Metric], legend: str, *, width: int = 12) -> Panel:
+    """A panel of gauges as they are; where there are several, the legend says which."""
+    alone = len(shown) == 1
+    queries = [Query(select(metric), legend if alone else f"{legend} {_short(metric)}") for metric in shown]
+    return timeseries(
+        title, " ".join(metric.help for metric in shown), queries, UNITS.get(shown[0].unit, "none"), width=width
+    )
+
+
+def rule_panel(id: str, title: str, legend: str = RANK) -> Panel:
+    """A rule's number with the rule's limits drawn on it."""
+    rule = RULES_BY_ID[id]
+    return timeseries(
+        title,
+        f"{rule.title} ({rule.id}). {rule.because}",
+        [Query(expression(rule.value.expr), legend)],
+        UNITS.get(rule.value.unit, "none"),
+        limits=limits(id, rule.value.expr),
+        links=[Link(f"Runbook: {rule.id}", f"${{runbooks}}{rule.id}.md")],
+    )
+
+
+def limits(id: str, expr: Expr) -> tuple[Limit, ...]:
+    """The rule's limits on this number, in the colors of their severity."""
+    rule = RULES_BY_ID[id]
+    conditions = [(rule.severity, rule.when)]
+    if rule.critical_when is not None:
+        conditions.append(("critical", rule.critical_when))
+    found = ((severity, limit(condition, expr)) for severity, condition in conditions)
+    return tuple(Limit(number, COLORS[severity]) for severity, number in found if number is not None)
+
+
+def _short(metric: Metric) -> str:
+    words = metric.name.removeprefix("gpuwatch_").removesuffix(f"_{metric.unit}").split("_")
+    return " ".join(word for word in words if word not in ("host", "device", "gpu", "memory"))
