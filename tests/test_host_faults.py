@@ -16,7 +16,8 @@ from gpuwatch.catalog import GUARD_FAULTS
 from gpuwatch.expr import series_key
 from gpuwatch.reader import read_all
 from gpuwatch_hooks import attach, guard, session
-from tests.trainings import TRAININGS, Attach, Training, outcome
+from tests.outcomes import outcome
+from tests.trainings import TRAININGS, Attach, Training
 
 PROBES = sorted(guard.POINTS)
 REACHED = frozenset(

@@ -10,7 +10,8 @@ import torch
 
 import gpuwatch
 from gpuwatch.reader import read_all
-from tests.trainings import TRAININGS, outcome
+from tests.outcomes import outcome
+from tests.trainings import TRAININGS
 
 
 def nothing(*arguments: object, **options: object) -> None:

@@ -61,6 +61,7 @@ class SavedTensors:
         self.calls = 0
         self._handles: list[RemovableHandle] = []
         self._disable: Callable[..., object] | None = None
+        self._step_aside: Callable[..., object] | None = None
         self._under = 0  # modules entered below a checkpoint
 
     # -- beginning and end -------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ class SavedTensors:
         if self._disable is not None:
             if _autograd._saved_tensors_hooks_disable is self._step_aside:
                 _autograd._saved_tensors_hooks_disable = self._disable
-            self._disable = None
+            self._disable = self._step_aside = None  # it refers to this object, and with it to the user's model
         return True
 
     def give_up(self) -> None:
