@@ -25,7 +25,9 @@ FEWEST_DESCRIPTORS = 16
 FEWEST_RISES = 4
 SETTLE_STEPS = 8
 EVERY_STEPS = 8
-SELDOM_STEPS = 128
+DENSE_STEPS = 64
+LATER_STEPS = 64
+SELDOM_STEPS = 256
 SLOW_NANOSECONDS = 1_000_000
 """A count that takes longer is taken every :data:`SELDOM_STEPS` steps."""
 
@@ -70,7 +72,7 @@ class HandleProbe:
             began = monotonic_ns()
             self._count_hooks()
             slow = monotonic_ns() - began > SLOW_NANOSECONDS
-            self._next_hooks = step + (SELDOM_STEPS if slow else EVERY_STEPS)
+            self._next_hooks = step + (SELDOM_STEPS if slow else EVERY_STEPS if step < DENSE_STEPS else LATER_STEPS)
 
     def _judge_descriptors(self, count: int) -> None:
         grown, steps = self.trend.growth()

@@ -36,10 +36,10 @@ class HostMemory:
     def __init__(self, record: RecordWriter) -> None:
         self.record = record
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._mallinfo2 = _mallinfo2()
         total = host_total()
         if total is not None:
             record.values[record.series(HOST_TOTAL.name)] = total
+        self._mallinfo2 = _mallinfo2()
         self._turn = 0
         self._slow = False
 

@@ -154,6 +154,8 @@ class ModuleProbe:
 
     def _write(self, done: list[SavedTensors]) -> None:
         measured: list[tuple[torch.nn.Module, SavedTensors | None]] = [(saved.root, saved) for saved in done]
+        roots = [saved.root for saved in done]
+        measured += [(model, None) for model in self._living() if all(model is not root for root in roots)]
         states = [optimizer.state for optimizer in self.optimizers()]
 
         def state_of(parameter: torch.Tensor) -> Iterable[torch.Tensor]:
