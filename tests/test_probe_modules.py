@@ -404,18 +404,27 @@ def test_the_ten_largest_are_series_and_the_rest_is_summed() -> None:
     assert len(seen.rows) == 16
 
 
-def test_activations_that_keep_their_input_too_are_told_and_those_in_place_are_not() -> None:
-    def net(inplace: bool) -> nn.Sequential:
-        layers = [nn.Sequential(nn.Linear(512, 512), nn.LeakyReLU(inplace=inplace)) for _ in range(3)]
-        return nn.Sequential(*layers, nn.Linear(512, 8))
+class Scale(nn.Module):
+    """A cheap layer that keeps its input, and not its output."""
 
-    inputs = torch.randn(8192, 512)
-    finding = only(run(net(False), inputs, steps=4).findings, "mem-inplace-activation")
-    assert finding.where == "*.*" and "48 MiB" in finding.evidence
-    assert not found(run(net(True), inputs, steps=4).findings, "mem-inplace-activation")
-    # a ReLU keeps its result alone: in place there is nothing to spare
-    assert not found(run(nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 8)), inputs, steps=4).findings,
-                     "mem-inplace-activation")  # fmt: skip
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The inputs, scaled."""
+        return inputs * self.by
+
+
+def test_activations_that_keep_their_input_too_are_told_and_those_in_place_are_not() -> None:
+    def net(act: Callable[[], nn.Module]) -> nn.Sequential:
+        return nn.Sequential(*(nn.Sequential(Scale(), act()) for _ in range(2)), Scale())
+
+    inputs = torch.randn(4 << 20)
+    finding = only(run(net(nn.LeakyReLU), inputs, steps=4).findings, "mem-inplace-activation")
+    assert finding.where == "*.*" and "32 MiB" in finding.evidence
+    for act in (lambda: nn.LeakyReLU(inplace=True), nn.ReLU):  # a ReLU keeps its result alone anyway
+        assert not found(run(net(act), inputs, steps=4).findings, "mem-inplace-activation")
 
 
 def test_steps_later_on_are_within_the_budget(records: Path) -> None:
@@ -430,3 +439,20 @@ def test_steps_later_on_are_within_the_budget(records: Path) -> None:
         optimizer.step()
     assert probe.measured == 1 and probe.next_step >= modules.LATER_STEPS
     watch.detach()
+
+
+def test_a_model_that_goes_while_it_is_measured_is_not_held() -> None:
+    model = Named()
+    watch = gpuwatch.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        output = model(torch.randn(2, 3, 8, 8))
+        if step < 2:
+            output.sum().backward()
+            optimizer.step()
+    assert attach._active is not None and attach._active.session.modules.current is not None
+    gone = weakref.ref(model)
+    del model, optimizer, output
+    assert gone() is None
+    watch.detach()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

@@ -92,7 +92,7 @@ class ModuleProbe:
         device = next((parameter.device.type for parameter in module.parameters()), "cpu")
         excluded = {storage_of(tensor) for model in self._living() for tensor in _lasting(model)}
         self.current = SavedTensors(module, excluded, device)
-        self.current.begin()
+        self.current.begin(module)
         self.spent += monotonic_ns() - began
 
     def forward_end(self, module: torch.nn.Module) -> None:
@@ -153,8 +153,9 @@ class ModuleProbe:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def _write(self, done: list[SavedTensors]) -> None:
-        measured: list[tuple[torch.nn.Module, SavedTensors | None]] = [(saved.root, saved) for saved in done]
-        roots = [saved.root for saved in done]
+        measured: list[tuple[torch.nn.Module, SavedTensors | None]] = []
+        measured += [(root, saved) for saved in done if (root := saved.root) is not None]
+        roots = [root for root, _ in measured]
         measured += [(model, None) for model in self._living() if all(model is not root for root in roots)]
         states = [optimizer.state for optimizer in self.optimizers()]
 
@@ -232,7 +233,7 @@ def extra_outputs(done: list[SavedTensors]) -> tuple[list[str], int]:
     """Activations that keep their input beside their output, and the bytes that working in place would spare."""
     sizes: dict[str, int] = {}
     for saved in done:
-        for path, module in saved.root.named_modules():
+        for path, module in () if saved.root is None else saved.root.named_modules():
             if path not in saved.through or not isinstance(module, _INPLACE) or module.inplace:
                 continue
             before, after = saved.through[path]

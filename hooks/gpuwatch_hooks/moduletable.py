@@ -49,7 +49,7 @@ def table(roots: Iterable[tuple[torch.nn.Module, SavedTensors | None]], state_of
     rows: dict[str, Row] = {}
     storages: set[int] = set()
     for root, saved in roots:
-        prefix = _wrapper(root)
+        prefix = _wrapper(root) if saved is None else saved.prefix
         device = None if saved is None else saved.device
         for path, module in root.named_modules():
             row = rows.setdefault(_name(path, prefix), Row())
@@ -70,7 +70,7 @@ def table(roots: Iterable[tuple[torch.nn.Module, SavedTensors | None]], state_of
 
 def repeated(saved: SavedTensors) -> Group | None:
     """The repeated part of the model whose checkpointing saves most; None where nothing repeats."""
-    prefix = _wrapper(saved.root)
+    prefix = saved.prefix
     parts: dict[str, dict[str, int]] = {}
     for path, size in saved.bytes_by_module.items():
         words = path.removeprefix(prefix).split(".")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -45,7 +46,8 @@ class SavedTensors:
     """One measurement. ``bytes_by_module`` counts each storage once, where it was first saved."""
 
     def __init__(self, root: torch.nn.Module, excluded: set[int], device: str) -> None:
-        self.root = root
+        self._root = weakref.ref(root)  # what is measured is not kept alive
+        self.prefix = "module." if isinstance(root, torch.nn.parallel.DistributedDataParallel) else ""
         self.excluded = excluded
         self.device = device
         self.stack: list[str] = [""]
@@ -64,11 +66,16 @@ class SavedTensors:
         self._step_aside: Callable[..., object] | None = None
         self._under = 0  # modules entered below a checkpoint
 
+    @property
+    def root(self) -> torch.nn.Module | None:
+        """The measured model, None when it is gone."""
+        return self._root()
+
     # -- beginning and end -------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, root: torch.nn.Module) -> None:
         """The root's forward begins."""
-        for path, module in hookable(self.root):
+        for path, module in hookable(root):
             self._handles.append(module.register_forward_pre_hook(_Enter(self, path)))
             self._handles.append(module.register_forward_hook(_Leave(self, path)))
         self._disable = disable = _autograd._saved_tensors_hooks_disable
