@@ -21,7 +21,7 @@ MOST_ANCESTORS = 32
 
 
 def with_neighbours(read: Callable[[], Sequence[GpuReading]], directory: Path) -> Callable[[], list[GpuReading]]:
-    """``read``, with the memory of processes that belong to no watched run filled in. For one thread."""
+    """``read``, with the processes that belong to no watched run filled in. For one thread."""
     shelf = Shelf(directory)
     looked = 0.0
     watched: frozenset[int] = frozenset()
@@ -36,28 +36,31 @@ def with_neighbours(read: Callable[[], Sequence[GpuReading]], directory: Path) -
                 watched = frozenset(snapshot.pid for snapshot in snapshots if snapshot.up)
             except OSError:
                 watched = frozenset()
-        return [replace(each, foreign_memory_bytes=foreign_bytes(each.processes, watched)) for each in readings]
+        return [replace(each, foreign_processes=foreign(each.processes, watched)) for each in readings]
 
     return reading
 
 
-def foreign_bytes(
+def foreign(
     processes: Sequence[tuple[int, int | None]] | None,
     watched: Collection[int],
     parent_of: Callable[[int], int | None] | None = None,
-) -> int | None:
-    """Memory of the processes that are neither watched nor descend from one that is; None where it cannot be told."""
+) -> tuple[tuple[int, int], ...] | None:
+    """The processes that are neither watched nor descend from one that is, with their memory in bytes.
+
+    None where it cannot be told.
+    """
     if not processes or not any(pid in watched for pid, _ in processes):
         return None
     ask = parent_of or parent
-    total = 0
+    strangers = []
     for pid, size in processes:
         if _descends(pid, watched, ask):
             continue
         if size is None:
             return None
-        total += size
-    return total
+        strangers.append((pid, size))
+    return tuple(strangers)
 
 
 def parent(pid: int) -> int | None:

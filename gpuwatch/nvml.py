@@ -38,8 +38,8 @@ class GpuReading:
     """One GPU at one time, in base units; None where it is not known.
 
     ``clock_reasons`` are NVML's bits for what holds the clock down, ``processes`` the compute processes as (pid, bytes
-    or None), ``foreign_memory_bytes`` what :mod:`gpuwatch.neighbours` makes of them. ``memory_used_bytes`` leaves the
-    driver's own reservation out where the driver tells the two apart.
+    or None), ``foreign_processes`` those that :mod:`gpuwatch.neighbours` says are strangers. ``memory_used_bytes``
+    leaves the driver's own reservation out where the driver tells the two apart.
     """
 
     index: int
@@ -59,7 +59,7 @@ class GpuReading:
     clock_reasons: int | None = None
     ecc_uncorrected: int | None = None
     processes: tuple[tuple[int, int | None], ...] | None = None
-    foreign_memory_bytes: int | None = None
+    foreign_processes: tuple[tuple[int, int], ...] | None = None
 
 
 class Nvml:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
@@ -225,9 +226,21 @@ def _gpus(body: Element, sampler: Sampler) -> None:
     for reading in sample.readings:
         _gpu(SubElement(table, "tr"), reading)
         place = f"GPU {reading.index} ({reading.uuid or 'no uuid'})"
-        findings += [(finding, reading) for finding in advise_gpu(sampler.history(reading), place)]
+        findings += [(_named(finding, reading), reading) for finding in advise_gpu(sampler.history(reading), place)]
     for finding, _ in findings:
         _finding(section, finding.as_dict(), "")
+
+
+def _named(finding: Finding, reading: GpuReading) -> Finding:
+    """A finding on strangers says who they are."""
+    strangers = _strangers(reading) if finding.rule == "mem-foreign-process" else ""
+    return replace(finding, where=finding.where + strangers) if strangers else finding
+
+
+def _strangers(reading: GpuReading) -> str:
+    """The largest processes of no watched run, by number; empty where there are none."""
+    largest = sorted(reading.foreign_processes or (), key=lambda process: -process[1])[:3]
+    return "".join(f", pid {pid} holds {said(size, 'bytes')}" for pid, size in largest)
 
 
 def _gpu(row: Element, reading: GpuReading) -> None:

@@ -150,7 +150,7 @@ def gpu_series(reading: GpuReading) -> Iterator[tuple[Metric, tuple[str, ...], f
         (GPU_SM_CLOCK, reading.sm_clock_hertz),
         (GPU_SM_CLOCK_MAX, reading.sm_clock_max_hertz),
         (GPU_PROCESSES, None if reading.processes is None else len(reading.processes)),
-        (GPU_FOREIGN_MEMORY, reading.foreign_memory_bytes),
+        (GPU_FOREIGN_MEMORY, foreign_bytes(reading)),
         (GPU_ECC_UNCORRECTED, reading.ecc_uncorrected),
     )
     yield from ((metric, (), float(number)) for metric, number in numbers if number is not None)
@@ -158,6 +158,11 @@ def gpu_series(reading: GpuReading) -> Iterator[tuple[Metric, tuple[str, ...], f
         for reason, bit in CLOCK_REASONS.items():
             yield GPU_CLOCK_REASON, (reason,), float(bool(reading.clock_reasons & bit))
         yield GPU_THROTTLED, (), float(bool(reading.clock_reasons & THERMAL))
+
+
+def foreign_bytes(reading: GpuReading) -> int | None:
+    """Memory of processes that belong to no watched run; None where that cannot be told."""
+    return None if reading.foreign_processes is None else sum(size for _, size in reading.foreign_processes)
 
 
 def gpu_labels(reading: GpuReading) -> tuple[str, str]:

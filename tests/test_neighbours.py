@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwatch.neighbours import foreign_bytes, parent, with_neighbours
+from gpuwatch.neighbours import foreign, parent, with_neighbours
 from gpuwatch.nvml import GpuReading
 from tests.recorded import write_run
 
@@ -17,11 +17,11 @@ PARENTS = {300: 200, 200: 100, 100: 1, 900: 1, 901: 900}
 
 
 @pytest.mark.parametrize(
-    ("processes", "foreign"),
+    ("processes", "strangers"),
     [
-        (((100, 5 << 30),), 0),
-        (((100, 5 << 30), (300, 1 << 30)), 0),  # a worker of a worker of the rank
-        (((100, 5 << 30), (900, 2 << 30), (901, 1 << 30)), 3 << 30),
+        (((100, 5 << 30),), ()),
+        (((100, 5 << 30), (300, 1 << 30)), ()),  # a worker of a worker of the rank
+        (((100, 5 << 30), (900, 2 << 30), (901, 1 << 30)), ((900, 2 << 30), (901, 1 << 30))),
         (((900, 2 << 30),), None),  # no watched rank on it: it may be a rank of a container
         (((100, 5 << 30), (900, None)), None),
         ((), None),
@@ -29,9 +29,9 @@ PARENTS = {300: 200, 200: 100, 100: 1, 900: 1, 901: 900}
     ],
 )
 def test_what_descends_from_no_watched_rank_is_foreign(
-    processes: tuple[tuple[int, int | None], ...] | None, foreign: int | None
+    processes: tuple[tuple[int, int | None], ...] | None, strangers: tuple[tuple[int, int], ...] | None
 ) -> None:
-    assert foreign_bytes(processes, {100}, PARENTS.get) == foreign
+    assert foreign(processes, {100}, PARENTS.get) == strangers
 
 
 def test_parents_are_those_of_the_system() -> None:
@@ -54,10 +54,10 @@ def test_a_living_rank_and_a_stranger_are_told_apart(tmp_path: Path) -> None:
     read = with_neighbours(lambda: [GpuReading(0, processes=processes), GpuReading(1)], tmp_path)
     first, second = read()
     rank.communicate()
-    assert (first.foreign_memory_bytes, second.foreign_memory_bytes) == (3 << 30, None)
+    assert (first.foreign_processes, second.foreign_processes) == (((os.getpid(), 3 << 30),), None)
 
 
 def test_records_of_the_dead_make_nobody_ours(tmp_path: Path) -> None:
     write_run(tmp_path)
     read = with_neighbours(lambda: [GpuReading(0, processes=((os.getpid(), 1 << 30),))], tmp_path)
-    assert [each.foreign_memory_bytes for each in read()] == [None]
+    assert [each.foreign_processes for each in read()] == [None]

@@ -64,7 +64,7 @@ def test_readings_come_in_base_units(nvml: Nvml) -> None:
         "clock_reasons": 4,
         "ecc_uncorrected": 0,
         "processes": ((4242, 79456894976), (4343, 1073741824)),
-        "foreign_memory_bytes": None,
+        "foreign_processes": None,
     }
     assert idle.utilization_ratio == 0.0
     assert idle.processes == ()

@@ -185,3 +185,17 @@ def test_a_gpu_that_heat_holds_back_is_shown_with_the_advice(records: Path) -> N
     assert "hw-thermal-throttle" in page.texts
     assert "GPU 1 (GPU-1)" in page.texts
     assert "at most 2.00x as fast" in page.text
+
+
+def test_strangers_on_a_gpu_are_named_by_their_process(records: Path) -> None:
+    shared = GpuReading(
+        0, "GPU-0", memory_total_bytes=80 << 30, processes=((7, 9 << 30), (4343, 2 << 30)),
+        foreign_processes=((4343, 2 << 30),),
+    )  # fmt: skip
+    sampler = Sampler(lambda: [shared], period_seconds=0.002)
+    sampler.start()
+    eventually(lambda: sampler.history(shared))
+    page = look(records, sampler)
+    sampler.stop()
+    assert "mem-foreign-process" in page.texts
+    assert "pid 4343 holds 2 GiB" in page.text and "pid 7" not in page.text
