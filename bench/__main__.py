@@ -6,6 +6,7 @@ import argparse
 
 from bench.footprint import growth_line, import_line, memory_line
 from bench.overhead import overhead_lines
+from bench.replay import replay_line
 
 
 def main() -> None:
@@ -13,12 +14,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(prog="bench", description=__doc__)
     arguments.add_argument("--rounds", type=int, default=20, help="blocks of each kind for the overhead")
     arguments.add_argument("--steps", type=int, default=1_000_000, help="steps of the growth run")
+    arguments.add_argument("--events", type=int, default=1_000_000, help="events of the replayed trace")
     chosen = arguments.parse_args()
     for line in overhead_lines(chosen.rounds):
         print(line, flush=True)
     print(import_line(), flush=True)
     print(memory_line(), flush=True)
     print(growth_line(chosen.steps), flush=True)
+    print(replay_line(chosen.events), flush=True)
 
 
 if __name__ == "__main__":

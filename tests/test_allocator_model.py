@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from gpuwatch.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, FREE, LIVE, UNMAPPED, Block
+from gpuwatch.allocator.blocks import LIVE, Block
 from gpuwatch.allocator.imagined import Imagined
 from gpuwatch.allocator.model import Allocator
 from gpuwatch.allocator.settings import parse
 from gpuwatch.allocator.sizes import GIB, MIB, rounded
+from tests.tracemaking import check
 
 CONFS = [
     "",
@@ -35,30 +34,6 @@ STEPS = some.lists(
     ),
     max_size=60,
 )
-
-
-def check(model: Allocator, live: list[Block]) -> None:
-    """Everything that must hold of a state."""
-    ordered = sorted(model.blocks.values(), key=lambda block: block.address)
-    for before, after in pairwise(ordered):
-        assert before.address + before.size <= after.address, "blocks overlap"
-    listed = {key & ADDRESS_MASK: key >> ADDRESS_BITS for pool in model.pools.values() for key in pool.free}
-    unmapped = {address for pool in model.pools.values() for address in pool.unmapped}
-    for block in ordered:
-        assert block.size > 0
-        if block.next is not None:
-            assert block.next.previous is block and block.next.address == block.address + block.size
-            assert (block.use, block.next.use) != (FREE, FREE), "free neighbours are not joined"
-            assert (block.use, block.next.use) != (UNMAPPED, UNMAPPED)
-        assert (listed.pop(block.address, None) == block.size) is (block.use == FREE)
-        assert (block.address in unmapped) is (block.use == UNMAPPED)
-    assert not listed
-    assert all(pool.free == sorted(pool.free) for pool in model.pools.values())
-    assert {id(block) for block in ordered if block.use == LIVE} == {id(block) for block in live}
-    assert model.active == sum(block.size for block in live)
-    assert model.reserved == sum(block.size for block in ordered if block.use != UNMAPPED)
-    free = sum(block.size for block in ordered if block.use == FREE)
-    assert 0 <= model.releasable <= free and model.stranded == free - model.releasable >= 0
 
 
 @pytest.mark.parametrize("conf", CONFS)
@@ -86,7 +61,8 @@ def test_blocks_tile_their_segments_and_no_byte_is_lost(
             run.empty_cache()
             assert model.reserved == reserved - releasable and model.releasable == 0
         assert capacity is None or model.reserved <= capacity
-        check(model, live)
+        check(model)
+        assert {id(block) for block in model.blocks.values() if block.use == LIVE} == {id(block) for block in live}
     for block in live:
         run.free(block)
     run.empty_cache()

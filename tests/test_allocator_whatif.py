@@ -106,8 +106,8 @@ def test_a_setting_that_fits_where_the_recorded_one_fails_is_recommended() -> No
     assert failed is not None and failed["line"] == "/home/me/train.py:12 forward" and failed["event"] == 21
     assert found["recommended"]["conf"] == "expandable_segments:True"
     assert "480 MiB, where the recorded settings run out of memory" in found["recommended"]["because"]
-    tight = compare(snapshot, capacity=401 * MIB)["recommended"]
-    assert tight["conf"] is None and "none of those tried fits into 401 MiB" in tight["because"]
+    tight = compare(snapshot, capacity=399 * MIB)["recommended"]
+    assert tight["conf"] is None and "above 399 MiB" in tight["because"]
 
 
 def test_a_recorded_failure_gives_the_capacity() -> None:

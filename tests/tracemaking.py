@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from gpuwatch.allocator.blocks import LIVE, Block
+from gpuwatch.allocator.blocks import ADDRESS_BITS, ADDRESS_MASK, FREE, LIVE, UNMAPPED, Block
 from gpuwatch.allocator.imagined import Imagined
 from gpuwatch.allocator.model import Allocator
 from gpuwatch.allocator.settings import Settings, parse
@@ -206,3 +207,26 @@ def random_run(
             run.model.stack = [{"name": "empty_cache", "filename": "/x/torch/cuda/memory.py", "line": 222}]
             run.device.empty_cache()
     return run
+
+
+def check(model: Allocator) -> None:
+    """Everything that must hold of a state."""
+    ordered = sorted(model.blocks.values(), key=lambda block: block.address)
+    for before, after in pairwise(ordered):
+        assert before.address + before.size <= after.address, "blocks overlap"
+    listed = {key & ADDRESS_MASK: key >> ADDRESS_BITS for pool in model.pools.values() for key in pool.free}
+    unmapped = {address for pool in model.pools.values() for address in pool.unmapped}
+    for block in ordered:
+        assert block.size > 0
+        if block.next is not None:
+            assert block.next.previous is block and block.next.address == block.address + block.size
+            assert (block.use, block.next.use) != (FREE, FREE), "free neighbours are not joined"
+            assert (block.use, block.next.use) != (UNMAPPED, UNMAPPED)
+        assert (listed.pop(block.address, None) == block.size) is (block.use == FREE)
+        assert (block.address in unmapped) is (block.use == UNMAPPED)
+    assert not listed
+    assert all(pool.free == sorted(pool.free) for pool in model.pools.values())
+    assert model.active == sum(block.size for block in ordered if block.use == LIVE)
+    assert model.reserved == sum(block.size for block in ordered if block.use != UNMAPPED)
+    free = sum(block.size for block in ordered if block.use == FREE)
+    assert 0 <= model.releasable <= free and model.stranded == free - model.releasable >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-ADDRESS_BITS = 64
+ADDRESS_BITS = 72
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 
@@ -39,7 +39,7 @@ class Region:
 class Pool:
     """The free blocks of one kind: one private pool or the default, small or large, one stream.
 
-    ``free`` is sorted and holds ``size << 64 | address``: the best fit is a bisection, and integers compare fast.
+    ``free`` is sorted and holds ``size << 72 | address``: the best fit is a bisection, and integers compare fast.
     ``unmapped`` holds the addresses of mappable space, sorted.
     """
 

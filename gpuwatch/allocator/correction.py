@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 
 from gpuwatch.allocator.blocks import FREE, LIVE, UNMAPPED, Block, Pool
 from gpuwatch.allocator.model import Allocator
@@ -13,10 +13,7 @@ def containing(model: Allocator, starts: list[int], address: int) -> Block | Non
     block = model.blocks.get(address)
     if block is not None:
         return block
-    low, high = 0, len(starts)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if starts[middle] <= address else (low, middle)
+    low = bisect_right(starts, address)
     while low and (block := model.blocks.get(starts[low - 1])) is None:
         del starts[low - 1]  # the segment is gone
         low -= 1
@@ -30,6 +27,7 @@ def put(model: Allocator, starts: list[int], address: int, size: int, pool: Pool
     while True:
         block = containing(model, starts, address)
         if block is None:
+            clear(model, starts, address, size)
             insort(starts, address)
             block = model.add_segment(address, size, pool)
             model.place(block, size)
@@ -93,21 +91,42 @@ def remove_at(model: Allocator, starts: list[int], address: int, size: int) -> b
     if block is None or block.region is not None:
         return False
     expected = block.use == FREE and block.size == size and block.previous is None and block.next is None
-    if not expected:
-        following: Block | None = block
-        while following is not None:
-            if following.use == LIVE:
-                following = model.release(following)
-            block, following = following, following.next
-        while block.previous is not None:
-            block = block.previous
-        while block.next is not None:  # free pieces that an earlier correction left side by side
-            model.withdraw(block)
-            block.use = LIVE
-            model.active += block.size
-            block = model.release(block)
-    model.remove_segment(block)
-    return expected
+    if expected:
+        model.remove_segment(block)
+        return True
+    forget(model, block)
+    return False
+
+
+def forget(model: Allocator, block: Block) -> None:
+    """Drop the whole segment that a block is in."""
+    while block.previous is not None:
+        block = block.previous
+    gone: Block | None = block
+    while gone is not None:
+        if gone.use == UNMAPPED:
+            del gone.pool.unmapped[bisect_left(gone.pool.unmapped, gone.address)]
+        else:
+            model.reserved -= gone.size
+            if gone.use == LIVE:
+                model.active -= gone.size
+            else:
+                model.withdraw(gone)
+        del model.blocks[gone.address]
+        gone = gone.next
+
+
+def clear(model: Allocator, starts: list[int], address: int, size: int) -> None:
+    """Drop every segment that lies where the trace shows a new one; nothing lies there in a trace that is whole."""
+    block = containing(model, starts, address)
+    if block is not None and block.use != UNMAPPED:
+        forget(model, block)
+    position = bisect_left(starts, address)
+    while position < len(starts) and starts[position] < address + size:
+        found = model.blocks.get(starts[position])
+        if found is not None:
+            forget(model, found)
+        del starts[position]
 
 
 def grow_into(model: Allocator, block: Block, size: int) -> None:

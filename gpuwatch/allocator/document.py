@@ -190,6 +190,8 @@ def compare(snapshot: Snapshot, confs: Sequence[str] = (), capacity: int | None 
     if not replays:
         raise SnapshotError(NO_TRACE)
     device, replayed = max(replays, key=lambda pair: pair[1].peak_reserved)
+    if not replayed.complete:
+        raise SnapshotError("its events contradict each other or the allocator's rules: they cannot be replayed")
     notes = _notes(snapshot) + [note for pair in replays for note in _replay_notes(*pair)]
     capacity_from = "--capacity" if capacity is not None else ""
     if capacity is None and (capacity := capacity_at_failure(device, replayed)) is not None:

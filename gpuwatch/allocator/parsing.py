@@ -24,7 +24,9 @@ from gpuwatch.allocator.shapes import (
 )
 
 LARGEST = 1 << 60
-"""Addresses and sizes above this are no device's."""
+"""Addresses above this are no device's."""
+
+LARGEST_SIZE = 1 << 48
 
 MOST_DEVICES = 1024
 
@@ -127,7 +129,7 @@ def _trace(events: Sequence[object], stacks: _Stacks) -> tuple[Trace, int]:
         if code is None or not (
             type(address) is type(size) is type(stream) is type(time) is int
             and 0 <= address < LARGEST
-            and 0 <= size < LARGEST
+            and 0 <= size < LARGEST_SIZE
             and 0 <= stream < 1 << 64
             and 0 <= time < 1 << 64
         ):
@@ -151,7 +153,7 @@ def _segment(entry: object, stacks: _Stacks) -> tuple[int, SegmentRecord | None]
     device, address, size = entry.get("device", 0), entry.get("address"), entry.get("total_size")
     stream, blocks = entry.get("stream", 0), entry.get("blocks", ())
     kind = entry.get("segment_type", "small" if entry.get("is_small") else "large")
-    if not (_whole(device) and device < MOST_DEVICES and _whole(address) and _whole(size) and size and _whole(stream)):
+    if not (_whole(device) and device < MOST_DEVICES and _whole(address) and _size(size) and _whole(stream)):
         return 0, None
     if not isinstance(blocks, list | tuple):
         return 0, None
@@ -183,7 +185,7 @@ def _block(block: object, cursor: int, stacks: _Stacks) -> BlockRecord | None:
     if isinstance(history, list) and history and isinstance(history[0], Mapping):  # torch before 2.1
         requested = history[0].get("real_size", requested)
         frames = frames or history[0].get("frames")
-    if not (_whole(size) and size and _whole(address)) or not isinstance(state, str):
+    if not (_size(size) and _whole(address)) or not isinstance(state, str):
         return None
     return BlockRecord(
         address=address,
@@ -215,3 +217,7 @@ def _pair(value: object) -> tuple[int, int]:
 
 def _whole(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < LARGEST
+
+
+def _size(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < LARGEST_SIZE

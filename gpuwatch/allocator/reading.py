@@ -7,7 +7,7 @@ import io
 import pickle
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import NoReturn
 
@@ -81,7 +81,8 @@ def _said(error: BaseException) -> str:
 def bounded_memory(path: Path) -> Iterator[None]:
     """Within, the process may grow by what a file of this size can need and no more: a bomb ends as MemoryError.
 
-    For a command of its own: the limit holds for the whole process.
+    For a command of its own: the limit holds for the whole process. So does the silence: Python itself prints a line
+    when a byte array finds no memory (it looks at a field that it has not set yet).
     """
     try:
         needed = path.stat().st_size * MEMORY_PER_BYTE + MEMORY_FLOOR
@@ -94,6 +95,7 @@ def bounded_memory(path: Path) -> Iterator[None]:
         limit = min(limit, before)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
     try:
-        yield
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, most))

@@ -11,12 +11,15 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass, field
 
 from gpuwatch.allocator.blocks import LIVE, Block, Pool
-from gpuwatch.allocator.correction import grow_into, map_at, put, remove_at, unmap_at
+from gpuwatch.allocator.correction import clear, grow_into, map_at, put, remove_at, unmap_at
 from gpuwatch.allocator.model import DEFAULT_POOL, Allocator, mappings, page_of
 from gpuwatch.allocator.rewind import ADDRESS_SPACE, Start, build, rewind
 from gpuwatch.allocator.settings import Settings
 from gpuwatch.allocator.shapes import Action, DeviceRecord
 from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK, Rounding, segment_size
+
+MOST_AT_ONCE = 8
+"""New segments that wait for their request at one time: one, or one for each of a few threads."""
 
 MOST_CORRECTIONS = 5_000
 """Past this many differences the trace does not follow the model; replaying on says nothing."""
@@ -69,7 +72,17 @@ class Replay:
 def replay(device: DeviceRecord, settings: Settings) -> Replay:
     """Replay all events of a device."""
     start = rewind(device, settings)
-    return _Run(device, settings, start).run()
+    run: _Run | None = None
+    try:
+        run = _Run(device, settings, start)
+        return run.run()
+    except (KeyError, IndexError, AssertionError):
+        # A trace can contradict itself in more ways than can be set right: memory in two places at once.
+        if run is not None:
+            run.outcome.complete = False
+            return run.outcome
+        sizes = array("Q", bytes(8 * len(device.trace)))
+        return Replay(settings, Start(), Fidelity(events=len(device.trace)), sizes, {}, complete=False)
 
 
 class _Run:
@@ -190,10 +203,8 @@ class _Run:
         new = self.new_segments.get(address)
         if new is None or self.settings.expandable_segments or new != segment_size(self.settings, size):
             return False
-        del self.new_segments[address]
         self.fidelity.segment_matches += 1
-        insort(self.starts, address)
-        self.model.place(self.model.add_segment(address, new, pool), size)
+        self.model.place(self._add_segment(address, pool), size)
         return True
 
     def _mapped(self, address: int, size: int, pool: Pool) -> bool:
@@ -218,13 +229,16 @@ class _Run:
         """The model was wrong: do what the trace shows."""
         self.corrections += 1
         self._apply_maps(pool)
-        new = self.new_segments.pop(address, None)
-        if new is None:
-            return put(self.model, self.starts, address, size, pool)
+        for first, length in tuple(self.new_segments.items()):
+            if first <= address < first + length:
+                self.model.shelve(self._add_segment(first, pool))
+        return put(self.model, self.starts, address, size, pool)
+
+    def _add_segment(self, address: int, pool: Pool) -> Block:
+        size = self.new_segments.pop(address)
+        clear(self.model, self.starts, address, size)
         insort(self.starts, address)
-        block = self.model.add_segment(address, max(new, size), pool)
-        self.model.place(block, size)
-        return block
+        return self.model.add_segment(address, size, pool)
 
     def _apply_maps(self, pool: Pool | None = None) -> None:
         for address, size, stream in self.new_maps:
@@ -243,6 +257,8 @@ class _Run:
                 self.new_maps.append((address, size, stream))
             elif size:
                 self.new_segments[address] = size
+                if len(self.new_segments) > MOST_AT_ONCE:
+                    self._shelve(next(iter(self.new_segments)))
         elif action == Action.SEGMENT_FREE:
             outcome.device_frees += 1
             if self.new_segments.pop(address, None) is None and not remove_at(self.model, self.starts, address, size):
@@ -259,10 +275,13 @@ class _Run:
 
     def _shelve_unused(self) -> None:
         self._apply_maps()
-        for address, size in self.new_segments.items():
-            if address not in self.model.blocks:
-                pool = self.model.pool(DEFAULT_POOL, size == SMALL_SEGMENT, 0)
-                self.model.shelve(self.model.add_segment(address, size, pool))
+        for address in tuple(self.new_segments):
+            self._shelve(address)
+
+    def _shelve(self, address: int) -> None:
+        """A new segment that no request was put into."""
+        pool = self.model.pool(DEFAULT_POOL, self.new_segments[address] == SMALL_SEGMENT, 0)
+        self.model.shelve(self._add_segment(address, pool))
 
     def _pool_id(self, index: int, address: int) -> tuple[int, int]:
         """The private pool of an allocation: named by the event, or that of the segment which holds it."""

@@ -131,6 +131,8 @@ def _segments(start: Start, device: DeviceRecord, settings: Settings) -> Iterato
         if action == Action.SEGMENT_ALLOC:
             if plain.pop(address, None) is None:
                 start.inconsistencies += 1
+        elif not size:
+            start.inconsistencies += 1
         elif action == Action.SEGMENT_FREE:
             plain[address] = StartSegment(address, size, (pool_id, size == SMALL_SEGMENT, stream), False)
         elif action == Action.SEGMENT_MAP:
@@ -250,7 +252,11 @@ def build(start: Start, settings: Settings) -> Allocator:
     blocks = start.blocks
     addresses = [block.address for block in blocks]
     regions: dict[Key, tuple[Region, Block]] = {}
+    covered = 0
     for segment in start.segments:
+        if segment.address < covered:
+            continue  # it overlaps the one before: an inconsistent trace
+        covered = segment.address + segment.size
         pool = allocator.pool(*segment.key)
         first, last = bisect_left(addresses, segment.address), bisect_left(addresses, segment.address + segment.size)
         if segment.expandable:
@@ -271,7 +277,12 @@ def _map_stretch(
 ) -> None:
     page = SMALL_SEGMENT if segment.key[1] else allocator.settings.large_segment_size
     known = regions.get(segment.key)
-    tail = allocator.add_region(base, ADDRESS_SPACE, page, pool) if known is None else known[1]
+    if known is not None and segment.address - known[0].address < LARGEST_REGION:
+        tail = known[1]
+    else:
+        if known is not None or not 0 <= segment.address - base < LARGEST_REGION:
+            base = segment.address
+        tail = allocator.add_region(base, ADDRESS_SPACE, page, pool)
     if segment.address > tail.address:  # a stretch that is not mapped lies between
         tail = split_unmapped(allocator, tail, segment.address)
     block = allocator.map(tail, segment.size)
