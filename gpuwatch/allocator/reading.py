@@ -14,11 +14,11 @@ from typing import NoReturn
 import psutil
 
 MIB = 1 << 20
-MEMORY_PER_BYTE = 24
+MEMORY_PER_BYTE = 12
 """Python objects take up to this many times the bytes of the file that holds them."""
 
 MEMORY_FLOOR = 512 * MIB
-SHARE_OF_FREE_MEMORY = 0.8
+SHARE_OF_FREE_MEMORY = 0.5
 
 HOW_TO_MAKE = "expected what torch.cuda.memory._dump_snapshot() writes"
 
