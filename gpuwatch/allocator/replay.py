@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from gpuwatch.allocator.blocks import LIVE, Block, Pool
 from gpuwatch.allocator.correction import clear, grow_into, map_at, put, remove_at, unmap_at
 from gpuwatch.allocator.model import DEFAULT_POOL, Allocator, mappings, page_of
-from gpuwatch.allocator.rewind import ADDRESS_SPACE, Start, build, rewind
+from gpuwatch.allocator.rebuilding import build
+from gpuwatch.allocator.rewind import ADDRESS_SPACE, Start, rewind
 from gpuwatch.allocator.settings import Settings
 from gpuwatch.allocator.shapes import Action, DeviceRecord
 from gpuwatch.allocator.sizes import LARGEST_SMALL, SMALL_SEGMENT, SMALLEST_BLOCK, Rounding, segment_size

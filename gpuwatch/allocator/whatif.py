@@ -13,8 +13,8 @@ from gpuwatch.allocator.blocks import Block
 from gpuwatch.allocator.imagined import Imagined
 from gpuwatch.allocator.model import DEFAULT_POOL, Allocator
 from gpuwatch.allocator.owners import EMPTY_CACHE
+from gpuwatch.allocator.rebuilding import build
 from gpuwatch.allocator.replay import Replay
-from gpuwatch.allocator.rewind import build
 from gpuwatch.allocator.settings import Settings
 from gpuwatch.allocator.shapes import NO_STACK, Action, DeviceRecord, Owner, Trace
 from gpuwatch.allocator.sizes import Rounding

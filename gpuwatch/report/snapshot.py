@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpuwatch.allocator.document import DevicePart, FailurePart, ReplayDocument, SnapshotDocument, TracePart
+from gpuwatch.allocator.parts import DevicePart, FailurePart, ReplayDocument, SnapshotDocument, TracePart
 from gpuwatch.report.terminal import heading
 from gpuwatch.report.wording import counted, printable, said
 

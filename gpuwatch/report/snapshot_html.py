@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, fromstring, register_namespace, tostring
 
 from gpuwatch.allocator.accounting import Account, Timeline
-from gpuwatch.allocator.document import DevicePart, SnapshotDocument
+from gpuwatch.allocator.parts import DevicePart, SnapshotDocument
 from gpuwatch.report.snapshot import fidelity_line
 from gpuwatch.report.wording import printable, said
 
