@@ -82,7 +82,7 @@ def replay(device: DeviceRecord, settings: Settings) -> Replay:
         if run is not None:
             run.outcome.complete = False
             return run.outcome
-        sizes = array("Q", bytes(8 * len(device.trace)))
+        sizes = array("Q", [0]) * len(device.trace)
         return Replay(settings, Start(), Fidelity(events=len(device.trace)), sizes, {}, complete=False)
 
 
@@ -98,7 +98,7 @@ class _Run:
             settings=settings,
             start=start,
             fidelity=self.fidelity,
-            block_sizes=array("Q", bytes(8 * len(device.trace))),
+            block_sizes=array("Q", [0]) * len(device.trace),
             pool_ids=dict(device.trace.pool_ids),
             peak_reserved=self.model.reserved,
             peak_active=self.model.active,
