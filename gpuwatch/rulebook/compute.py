@@ -25,8 +25,8 @@ _MEDIAN_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
 _EXPLAINED = one_minus(Const(1) / WINDOW_JITTER_RATIO) * 0.5
 _CROWDED = CPU_WAIT_SECONDS / PHASE_SECONDS >= _EXPLAINED
 
-# Automatic collection off, and one by hand now and then, is what this rule recommends.
-_SCHEDULED = GC_ENABLED.equals(0) & (GC_PAUSES / STEPS <= 0.2)
+# Automatic collection off (0, else 1), and one by hand in five steps or more: what this rule recommends.
+_SCHEDULED = GC_ENABLED + GC_PAUSES / STEPS <= 0.2
 _GC_SHARE = Rate(GC_PAUSE_SECONDS) / Rate(PHASE_SECONDS)
 
 
