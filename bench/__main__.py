@@ -12,7 +12,7 @@ from bench.replay import replay_line
 def main() -> None:
     """Print the figures, one line each."""
     arguments = argparse.ArgumentParser(prog="bench", description=__doc__)
-    arguments.add_argument("--rounds", type=int, default=20, help="blocks of each kind for the overhead")
+    arguments.add_argument("--rounds", type=int, default=10, help="blocks of each kind for the overhead")
     arguments.add_argument("--steps", type=int, default=1_000_000, help="steps of the growth run")
     arguments.add_argument("--events", type=int, default=1_000_000, help="events of the replayed trace")
     chosen = arguments.parse_args()

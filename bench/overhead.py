@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-STEPS = 400
-SETTLED = 100
+STEPS = 2000
+SETTLED = 1000
 """Steps left out at the start of a block."""
 
 Run = Callable[[], list[int]]

@@ -22,6 +22,7 @@ import torch
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.namespace import Root, stack_roots
+from gpuwatch_hooks.pace import DENSE_STEPS
 from gpuwatch_hooks.walk import Holding, Walk
 
 GRAPH_RULE = "leak-graph-retained"
@@ -30,7 +31,10 @@ TENSOR_RULE = "leak-tensors"
 FIRST_STEP = 16
 EVERY_AT_FIRST = 16
 GROWTH_OF_GAP = 1.25
-"""Each search is due when a quarter more steps have gone by than at the last."""
+"""While a name grows, each search is due when a quarter more steps have gone by than at the last."""
+
+GROWTH_AT_REST = 2.0
+"""The same while nothing grows: a healthy run is searched a dozen times in a million steps."""
 
 ALLOWANCE_NANOSECONDS = 60_000_000
 SHARE = 0.005
@@ -78,7 +82,6 @@ class LeakProbe:
         if self.spent > ALLOWANCE_NANOSECONDS + SHARE * (monotonic_ns() - self.began):
             return
         began = thread_time_ns()  # its own work: what a busy machine adds is not the search's doing
-        self.next_step = int(max(step + EVERY_AT_FIRST, step * GROWTH_OF_GAP))
         walk = Walk(began + ONE_SEARCH_NANOSECONDS)
         own, modules, libraries = stack_roots(frame)
         for roots in (own, self._watched(), modules):
@@ -90,6 +93,8 @@ class LeakProbe:
         del own, modules, libraries, roots
         self.searches += 1
         self._compare(step, walk)
+        gap = GROWTH_OF_GAP if any(_growing(points) for points in self.points.values()) else GROWTH_AT_REST
+        self.next_step = int(max(step + EVERY_AT_FIRST, step * (gap if step >= DENSE_STEPS else 1.0)))
         self.spent += thread_time_ns() - began
 
     def _watched(self) -> list[Root]:
@@ -154,6 +159,12 @@ def _grows(points: deque[Point]) -> bool:
     whole = (amounts[-1] - amounts[0]) / (points[-1].step - points[0].step)
     last = (amounts[-1] - amounts[-2]) / (points[-1].step - points[-2].step)
     return last >= whole / 3
+
+
+def _growing(points: deque[Point]) -> bool:
+    """Whether it grew at the last two searches: no suspect yet, but worth another look soon."""
+    amounts = [_amount(point) for point in points][-3:]
+    return len(amounts) == 3 and amounts[0] < amounts[1] < amounts[2]
 
 
 def _unbounded(holding: Holding) -> bool:
