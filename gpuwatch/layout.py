@@ -24,6 +24,8 @@ import struct
 MAGIC = b"GPUWREC1"
 VERSION = 1
 SUFFIX = ".gpw"
+SNAPSHOT_SUFFIX = ".pickle"
+"""A memory snapshot of the run, beside its record under the same name."""
 
 MODULE_ROW = "module_row"
 """Series of a record that make up its table of modules: read for the report, published by nobody."""

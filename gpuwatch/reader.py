@@ -33,6 +33,7 @@ from gpuwatch.layout import (
     SCHEMA_AT,
     SCHEMA_BYTES,
     SLOT,
+    SNAPSHOT_SUFFIX,
     SUFFIX,
     VALUE_CAPACITY,
     VALUES_AT,
@@ -167,6 +168,7 @@ def remove_old(directory: Path, keep: int) -> int:
             try:
                 if not leased(file):
                     path.unlink()
+                    path.with_suffix(SNAPSHOT_SUFFIX).unlink(missing_ok=True)
                     removed += 1
             finally:
                 os.close(file)

@@ -84,6 +84,9 @@ class ScriptedAccelerator:
         """As scripted."""
         return self.fraction
 
+    def dump_history(self, path: str) -> None:
+        """No history is recorded here."""
+
     def pinned_bytes(self) -> int | None:
         """As scripted."""
         return self.pinned

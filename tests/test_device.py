@@ -94,6 +94,9 @@ class FakeDevice:
     def memory_fraction(self) -> float | None:
         return None
 
+    def dump_history(self, path: str) -> None:
+        """No history is recorded here."""
+
     def pinned_bytes(self) -> int | None:
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from gpuwatch.advisor import Finding, advise, worth
@@ -37,6 +38,7 @@ from gpuwatch.history import settled, window_gauges
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot
 from gpuwatch.report.modules import modules_of, size_of
+from gpuwatch.report.replayed import replay_evidence
 from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
 
 STATES = ("killed", "exception", "running", "detached", "clean")
@@ -116,6 +118,9 @@ def findings_of(snapshots: Sequence[Snapshot]) -> list[dict[str, object]]:
     found: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
     for snapshot in snapshots:
         for finding in advise(snapshot):
+            told_by_replay = replay_evidence(snapshot, finding.rule)
+            if told_by_replay:
+                finding = replace(finding, evidence=f"{finding.evidence}; {told_by_replay}")
             found.setdefault((finding.rule, finding.where), []).append((finding, snapshot.rank))
     heaviest = [max(shared, key=lambda pair: worth(pair[0])) for shared in found.values()]
     told = []

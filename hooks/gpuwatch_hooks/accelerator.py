@@ -68,6 +68,9 @@ class Accelerator(Protocol):
     def pinned_bytes(self) -> int | None:
         """Bytes of the pool of pinned host memory."""
 
+    def dump_history(self, path: str) -> None:
+        """Write the allocator's recorded history to a file, where the program has its recording on."""
+
     def snapshot(self) -> Mapping[str, object] | None:
         """The allocator's segments and settings, without its history; costs some microseconds a block."""
 
@@ -123,6 +126,12 @@ class CudaAccelerator:
         """None where this torch does not tell (before 2.7)."""
         ask = getattr(torch.cuda, "host_memory_stats", None)
         return None if ask is None else _number(ask(), "allocated_bytes.current")
+
+    def dump_history(self, path: str) -> None:
+        """Nothing where this torch does not tell whether the history is recorded, or it is not."""
+        recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if recording is not None and recording():
+            torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
 
     def snapshot(self) -> Mapping[str, object] | None:
         """None where this torch cannot leave the history out: with it, a snapshot can take seconds."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from gpuwatch.catalog import GUARD_FAULTS, RANK_EXIT_INFO
-from gpuwatch.layout import State
+from gpuwatch.layout import SNAPSHOT_SUFFIX, State
 from gpuwatch.reader import Snapshot
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import guard, oom
@@ -323,6 +323,8 @@ def note_shortage(session: Session, error: BaseException) -> None:
     counters, used = None, None
     if session.device.active:
         counters, used = accelerator.counters(), accelerator.used_bytes()
+        if oom.is_out_of_memory(error):
+            accelerator.dump_history(str(session.record.path.with_suffix(SNAPSHOT_SUFFIX)))
     leaking = bool(session.leaks.said) or session.growth.per_step() > 0
     oom.note(session.record, session.clock, error, counters, used, leaking, None)
 
