@@ -8,21 +8,15 @@ kilobytes for each new shape.
 from __future__ import annotations
 
 import gc
-import itertools
-from collections import deque
 
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.memory import bytes_in_use
+from gpuwatch_hooks.trend import Trend
 
 HOST_RULE = "leak-host"
 CYCLIC_RULE = "leak-cyclic"
-
-SETTLE_STEPS = 16
-EVERY_STEPS = 4
-QUARTER = 3
-"""Readings in a quarter of the window; the smallest of each is compared."""
 
 UNCOLLECTED = 2_000
 """Objects made since the last collection, with automatic collection off, from which garbage is suspected."""
@@ -34,7 +28,7 @@ class GrowthProbe:
     def __init__(self, record: RecordWriter, clock: StepClock) -> None:
         self.record = record
         self.clock = clock
-        self.readings: deque[tuple[int, int]] = deque(maxlen=4 * QUARTER)
+        self.trend = Trend()
         self.varied = False
         self.rule = ""
 
@@ -42,23 +36,16 @@ class GrowthProbe:
         """A step ended during a look; ``varying`` when batches differ in size, or are not seen."""
         step = self.clock.steps
         self.varied = self.varied or varying
-        if step < SETTLE_STEPS or (self.readings and step - self.readings[-1][0] < EVERY_STEPS):
+        if not self.trend.due(step):
             return
         used = bytes_in_use()
         if used is not None:
-            self.readings.append((step, used))
+            self.trend.add(step, used)
 
     def per_step(self) -> float:
         """Growth in bytes a step, 0 unless every quarter of the window grew."""
-        if len(self.readings) < 4 * QUARTER or self.varied:
-            return 0.0
-        readings = list(self.readings)
-        floors = [min(used for _, used in readings[at : at + QUARTER]) for at in range(0, 4 * QUARTER, QUARTER)]
-        growth = floors[-1] - floors[0]
-        parts = [later - earlier for earlier, later in itertools.pairwise(floors)]
-        if growth <= 0 or min(parts) < 0.1 * growth:
-            return 0.0
-        return growth / (readings[-QUARTER][0] - readings[0][0])
+        grown, steps = self.trend.growth()
+        return grown / steps if steps and not self.varied else 0.0
 
     @guarded("growth")
     def publish(self) -> None:
@@ -67,8 +54,8 @@ class GrowthProbe:
         if not growing and not self.rule:
             return
         self.rule = self.rule or (CYCLIC_RULE if uncollected_garbage() else HOST_RULE)
-        first, last = self.readings[0], self.readings[-1]
-        evidence = f"{last[1] - first[1]:,} bytes more in use at step {last[0]:,} than at step {first[0]:,}"
+        first, last = self.trend.readings[0], self.trend.readings[-1]
+        evidence = f"{last[1] - first[1]:,.0f} bytes more in use at step {last[0]:,} than at step {first[0]:,}"
         self.record.observe(self.rule, "", evidence, growing)
 
 

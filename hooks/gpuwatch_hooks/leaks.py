@@ -23,6 +23,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.namespace import Root, stack_roots
 from gpuwatch_hooks.pace import DENSE_STEPS
+from gpuwatch_hooks.sizes import size_text
 from gpuwatch_hooks.walk import Holding, Walk
 
 GRAPH_RULE = "leak-graph-retained"
@@ -131,7 +132,7 @@ class LeakProbe:
         else:
             what = (
                 f"`{holding.name}` ({holding.kind} of {holding.length:,}) holds {holding.tensors:,.0f} tensors / "
-                f"{_size(holding.pinned_bytes)}, +{per_step:.3g} elements / {_size(bytes_per_step)} a step"
+                f"{size_text(holding.pinned_bytes)}, +{per_step:.3g} elements / {size_text(bytes_per_step)} a step"
             )
         rule = GRAPH_RULE if holding.graph else TENSOR_RULE
         # The graph rule counts steps whose graph is held, the tensor rule bytes a step.
@@ -169,10 +170,3 @@ def _growing(points: deque[Point]) -> bool:
 
 def _unbounded(holding: Holding) -> bool:
     return holding.limit is None or holding.length > holding.limit
-
-
-def _size(number: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(number) >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number:.0f} B"

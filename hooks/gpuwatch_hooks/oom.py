@@ -13,6 +13,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.accelerator import AllocatorCounters
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.place import place_of_traceback
+from gpuwatch_hooks.sizes import UNITS, size_text
 
 RULE = "mem-oom"
 
@@ -31,7 +32,7 @@ _WORDS = {
     HOST: "the host could not give the process more memory",
 }
 
-_UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {"B": 1, "bytes": 1, **UNITS}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Shortage:
         """The class in words and its numbers."""
         parts = [f"{self.kind}: {_WORDS[self.kind]}"]
         if self.requested_bytes is not None:
-            parts.append(f"{_size(self.requested_bytes)} were asked for")
+            parts.append(f"{size_text(self.requested_bytes)} were asked for")
         counters = self.counters
         if counters is not None:
             numbers = (
@@ -56,7 +57,7 @@ class Shortage:
                 ("in use on the device", self.used_bytes),
                 ("capacity", counters.capacity_bytes),
             )
-            parts.append(", ".join(f"{name} {_size(number)}" for name, number in numbers if number is not None))
+            parts.append(", ".join(f"{name} {size_text(number)}" for name, number in numbers if number is not None))
         return "; ".join(part for part in parts if part)
 
 
@@ -113,10 +114,3 @@ def note(
     shortage = Shortage(kind, requested, counters if on_device else None, used)
     where = place_of_traceback(error.__traceback__)
     record.observe(RULE, where, f"at step {clock.steps + 1}: {shortage.evidence()}", 1.0)
-
-
-def _size(number: int) -> str:
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if number >= _UNITS[unit]:
-            return f"{number / _UNITS[unit]:.3g} {unit}"
-    return f"{number} B"
