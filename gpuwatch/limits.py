@@ -13,3 +13,6 @@ KEPT_STEPS = 50
 
 EVAL_MODE_STEPS = 20
 """Optimizer steps since an evaluation that left the model in eval mode."""
+
+HOST_GROWTH_BYTES = 16384
+"""Growth of host memory in use, in bytes a step, from which it is a leak: an allocator's noise is far below."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.expr import Quantity
+from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 RULES = (
@@ -86,7 +87,7 @@ RULES = (
         title="Host memory in use grows with every step",
         severity="warn",
         scope="rank",
-        when=observed("leak-host") >= 16384,
+        when=observed("leak-host") >= HOST_GROWTH_BYTES,
         value=Quantity("growth", observed("leak-host"), "bytes"),
         because=(
             "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step "
@@ -111,7 +112,7 @@ RULES = (
         title="Garbage in cycles piles up",
         severity="warn",
         scope="rank",
-        when=observed("leak-cyclic") >= 16384,
+        when=observed("leak-cyclic") >= HOST_GROWTH_BYTES,
         value=Quantity("growth", observed("leak-cyclic"), "bytes"),
         because=(
             "Objects that refer to each other are made at every step, and only a garbage collection frees them: "

@@ -17,6 +17,7 @@ import torch
 
 from gpuwatch.catalog import GUARD_FAULTS, RANK_EXIT_INFO
 from gpuwatch.layout import SNAPSHOT_SUFFIX, State
+from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.reader import Snapshot
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import guard, oom
@@ -325,7 +326,7 @@ def note_shortage(session: Session, error: BaseException) -> None:
         counters, used = accelerator.counters(), accelerator.used_bytes()
         if oom.is_out_of_memory(error):
             accelerator.dump_history(str(session.record.path.with_suffix(SNAPSHOT_SUFFIX)))
-    leaking = bool(session.leaks.said) or session.growth.per_step() > 0
+    leaking = bool(session.leaks.said) or session.growth.per_step() >= HOST_GROWTH_BYTES
     oom.note(session.record, session.clock, error, counters, used, leaking, None)
 
 
