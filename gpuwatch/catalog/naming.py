@@ -1,0 +1,44 @@
+"""How a metric is named, by whose reading it is; and the label values that are fixed."""
+
+from __future__ import annotations
+
+from gpuwatch.expr import Metric
+
+SCOPES = {"rank": ("run", "rank"), "gpu": ("gpu", "uuid"), "node": ()}
+"""Which labels identify the owner of a reading."""
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+"""Where a training step's time goes. ``other`` is what is left: loss, clipping, logging, user code."""
+
+STEP_BOUNDS = (
+    0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7,
+    1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the step-time histogram, in seconds; the last bucket is open."""
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations")
+"""What a model's memory is: the last is what its forward saved for backward."""
+
+CLOCK_REASONS = {
+    "sw_thermal": 0x20,
+    "hw_thermal": 0x40,
+    "hw_power_brake": 0x80,
+    "hw_slowdown": 0x08,
+    "sw_power_cap": 0x04,
+}
+"""Why a GPU's clock is held down, and NVML's bit for it (nvml.h, ``nvmlClocksEventReason*``)."""
+
+
+def rank_metric(name: str, kind: str, unit: str, help: str, *labels: str) -> Metric:
+    """A reading of one rank; carries ``run`` and ``rank``."""
+    return Metric(f"gpuwatch_{name}", kind, unit, help, "rank", labels)
+
+
+def gpu_metric(name: str, kind: str, unit: str, help: str, *labels: str) -> Metric:
+    """A reading of one GPU; carries ``gpu`` and ``uuid``."""
+    return Metric(f"gpuwatch_gpu_{name}", kind, unit, help, "gpu", labels)
+
+
+def node_metric(name: str, kind: str, unit: str, help: str, *labels: str) -> Metric:
+    """A reading of the daemon itself."""
+    return Metric(f"gpuwatch_{name}", kind, unit, help, "node", labels)
