@@ -1,4 +1,7 @@
-"""The command ``gpuwatch``. Exit status: 0 done, 2 usage or input that cannot be read, with one clear line."""
+"""The command ``gpuwatch``.
+
+Exit status: 0 done, 1 found what ``--fail-on-…`` asks for, 2 usage or input that cannot be read, with one clear line.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gpuwatch.config import DEFAULT_PORT, record_directory
-from gpuwatch.reader import Snapshot, read_all
-from gpuwatch.report.runs import RunError, nothing_in, select_run
+from gpuwatch.layout import SUFFIX
+from gpuwatch.reader import RecordError, Snapshot, read, read_all
+from gpuwatch.report.runs import RunError, nothing_in, select_run, started_together
 from gpuwatch.report.wording import counted, printable
 from gpuwatch.rulebook import RULES, RULES_BY_ID
 from gpuwatch.rulebook.rule import Rule
@@ -24,7 +28,7 @@ from gpuwatch.version import __version__
 if TYPE_CHECKING:
     from gpuwatch.allocator.shapes import Snapshot as Snapshotted
 
-DONE, FAILED = 0, 2
+DONE, FOUND, FAILED = 0, 1, 2
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
@@ -72,6 +76,18 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML file")
     _add_directory(report)
     report.set_defaults(command=_report)
+
+    compare = commands.add_parser(
+        "compare", help="two runs side by side: what got slower or larger, findings new and gone"
+    )
+    compare.add_argument(
+        "before", metavar="RUN_A", help="the run to measure by: its name, the start of it, or a record"
+    )
+    compare.add_argument("after", metavar="RUN_B", help="the run to judge")
+    compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    compare.add_argument("--fail-on-regression", action="store_true", help="exit with 1 when RUN_B is worse")
+    _add_directory(compare)
+    compare.set_defaults(command=_compare)
 
     serve = commands.add_parser("serve", help="serve metrics and a status page for every run of this node")
     serve.add_argument(
@@ -160,6 +176,34 @@ def _report(arguments: argparse.Namespace) -> int:
     else:
         print(f"wrote {arguments.html}")
     return DONE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from gpuwatch.report.comparison import compare
+    from gpuwatch.report.sidebyside import rendered
+    from gpuwatch.report.terminal import show
+
+    directory = arguments.dir or record_directory()
+    comparison = compare(_run(arguments.before, directory), _run(arguments.after, directory))
+    if arguments.json:
+        print(json.dumps(comparison, indent=2, allow_nan=False))
+    else:
+        show(rendered(comparison, sys.stdout.encoding))
+    return FOUND if arguments.fail_on_regression and comparison["regressions"] else DONE
+
+
+def _run(name: str, directory: Path) -> list[Snapshot]:
+    """A run by its name, or by the file of one of its records (kept by an earlier build, say)."""
+    path = Path(name)
+    if path.suffix != SUFFIX:
+        return select_run(_read(directory), name)
+    if not path.is_file():
+        raise UsageError(f"no record {path}: expected the name of a run or a file that ends in {SUFFIX}")
+    try:
+        record = read(path)
+    except (OSError, RecordError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return started_together(record, _read(path.parent))
 
 
 def _read(directory: Path) -> list[Snapshot]:

@@ -16,3 +16,12 @@ EVAL_MODE_STEPS = 20
 
 HOST_GROWTH_BYTES = 16384
 """Growth of host memory in use, in bytes a step, from which it is a leak: an allocator's noise is far below."""
+
+REGRESSION_STEP_RATIO = 1.10
+"""A median step this many times the earlier one is a regression."""
+
+REGRESSION_MEMORY_RATIO = 1.10
+"""A peak of memory this many times the earlier one is a regression."""
+
+REGRESSION_WAIT_POINTS = 0.05
+"""A share of step time spent waiting for data that is this much larger than the earlier one is a regression."""

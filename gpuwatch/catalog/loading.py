@@ -23,7 +23,11 @@ LOADER_PART_SECONDS = rank_metric(
     "part",
 )
 LOADER_BATCH_SECONDS = rank_metric(
-    "loader_batch_seconds", "summary", "seconds", "Quantiles of the time to make a batch: items and collate.", "quantile"
+    "loader_batch_seconds",
+    "summary",
+    "seconds",
+    "Quantiles of the time to make a batch: items and collate.",
+    "quantile",
 )
 LOADER_BATCH_CPU_SECONDS = rank_metric(
     "loader_batch_cpu_seconds", "gauge", "seconds", "Mean CPU time to make a batch, on the thread that makes it."
