@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from gpuwatch.expr import SCOPES as SCOPES
 from gpuwatch.expr import Metric
-
-SCOPES = {"rank": ("run", "rank"), "gpu": ("gpu", "uuid"), "node": ()}
-"""Which labels identify the owner of a reading."""
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Where a training step's time goes. ``other`` is what is left: loss, clipping, logging, user code."""
@@ -19,6 +17,9 @@ STEP_BOUNDS = (
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations")
 """What a model's memory is: the last is what its forward saved for backward."""
 
+OOM_KINDS = ("capacity", "fragmentation", "foreign", "spike", "leak", "host", "killed")
+"""Kinds of running out of memory; ``killed`` is by the kernel."""
+
 CLOCK_REASONS = {
     "sw_thermal": 0x20,
     "hw_thermal": 0x40,
@@ -27,6 +28,17 @@ CLOCK_REASONS = {
     "sw_power_cap": 0x04,
 }
 """Why a GPU's clock is held down, and NVML's bit for it (nvml.h, ``nvmlClocksEventReason*``)."""
+
+GRAVE_XIDS = {
+    48: "double-bit memory error",
+    63: "memory row remapped",
+    64: "memory row could not be remapped",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    94: "contained memory error",
+    95: "uncontained memory error",
+}
+"""Error codes of the driver after which the device needs an operator, and what they mean (NVIDIA's list of XIDs)."""
 
 
 def rank_metric(name: str, kind: str, unit: str, help: str, *labels: str) -> Metric:

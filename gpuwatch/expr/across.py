@@ -1,0 +1,86 @@
+"""What a rank's numbers are beside those of the other ranks of its run.
+
+For Prometheus that is an aggregation over the series of the run. In Python it is computed from a :class:`Peered`
+history: that of one rank, which knows those of all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuwatch.expr.series import History, Samples, series_key
+from gpuwatch.expr.tree import Expr
+
+RUN, RANK = "run", "rank"
+
+_PYTHON: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "sum": math.fsum,
+    "avg": statistics.fmean,
+    "median": statistics.median,
+    "count": len,
+}
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Peered(dict[str, Samples]):
+    """The history of one rank (empty for the run as a whole) with ``peers``, those of all its ranks, its own too."""
+
+    def __init__(self, own: History, peers: Sequence[History]) -> None:
+        super().__init__(own)
+        self.peers = tuple(peers)
+
+
+@dataclass(frozen=True)
+class Across(Expr):
+    """A number over all ranks of a run: max, min, sum, avg, median, or the count of ranks where it is known."""
+
+    how: str
+    expr: Expr
+
+    def value(self, history: History) -> float | None:
+        peers = history.peers if isinstance(history, Peered) else (history,)
+        known = [number for peer in peers if (number := self.expr.value(peer)) is not None]
+        return float(_PYTHON[self.how](known)) if known else None
+
+    def promql(self) -> str:
+        by = ", ".join(self.grouping())
+        if self.how == "median":
+            return f"quantile by ({by}) (0.5, {self.expr.promql()})"
+        return f"{self.how} by ({by}) ({self.expr.promql()})"
+
+    def metrics(self) -> frozenset[str]:
+        return self.expr.metrics()
+
+    def grouping(self) -> tuple[str, ...]:
+        # Not by the scrape's instance: the ranks of a run may be on many nodes.
+        return tuple(label for label in self.expr.grouping() or () if label not in ("instance", RANK))
+
+
+def by_rank(series: Mapping[str, Samples]) -> dict[str, History]:
+    """A run's history whose keys carry ``rank``, as histories of its ranks."""
+    ranks: dict[str, dict[str, Samples]] = {}
+    for key, samples in series.items():
+        name, _, rest = key.partition("{")
+        labels = dict(_LABEL.findall(rest))
+        rank = labels.pop(RANK, "0")
+        ranks.setdefault(rank, {})[series_key(name, labels)] = samples
+    return dict(ranks)
+
+
+def of_place(history: History, label: str, place: str) -> History:
+    """The history without the series of other places: those whose ``label`` has another value."""
+    mine = f'{label}="{place}"'
+
+    def elsewhere(key: str) -> bool:
+        return f'{label}="' in key and mine not in key
+
+    kept = {key: samples for key, samples in history.items() if not elsewhere(key)}
+    if isinstance(history, Peered):
+        return Peered(kept, [of_place(peer, label, place) for peer in history.peers])
+    return kept
