@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from gpuwatch.config import JOB_ID
+from gpuwatch_hooks.cgroups import cpu_quota
 
 
 def identity(name: str | None, device: str, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
@@ -65,13 +66,6 @@ def _boot() -> str:
 
 
 def cpu_budget(environment: Mapping[str, str] = os.environ) -> float:
-    """Cores this rank may use: the affinity mask or the cgroup's quota, over the ranks of the node."""
+    """Cores this rank may use: the affinity mask or the control groups' quota, over the ranks of the node."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()[:2]
-        if quota != "max":
-            cores = min(cores, int(quota) / int(period))
-    except (OSError, ValueError):
-        pass  # no cgroup v2, or no limit there
-    return cores / (_number(environment, "LOCAL_WORLD_SIZE") or 1)
+    return min(cores, cpu_quota() or cores) / (_number(environment, "LOCAL_WORLD_SIZE") or 1)

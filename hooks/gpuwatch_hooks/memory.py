@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -12,6 +13,7 @@ from typing import Any
 
 from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT, HOST_TOTAL
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.cgroups import limited_memory
 from gpuwatch_hooks.guard import guarded
 
 SLOW_NANOSECONDS = 2_000_000
@@ -68,14 +70,10 @@ class HostMemory:
 
 
 def host_total() -> int | None:
-    """Bytes of memory there are: of the machine, or of the cgroup where that allows less; None where neither tells."""
-    known = []
-    try:
+    """Bytes of memory there are: of the machine, or of the control groups where they allow less; None if untold."""
+    known = [group.limit for group in limited_memory()]
+    with contextlib.suppress(OSError, ValueError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        with open("/sys/fs/cgroup/memory.max") as file:
-            known.append(int(file.read()))
-    except (OSError, ValueError):
-        pass  # no cgroup v2, or no limit there ("max")
     return min(known, default=None)
 
 

@@ -37,6 +37,7 @@ from gpuwatch_hooks.ownership import OwnershipProbe
 from gpuwatch_hooks.pace import DENSE_STEPS, Pace
 from gpuwatch_hooks.pauses import PauseProbe
 from gpuwatch_hooks.precision import PrecisionProbe
+from gpuwatch_hooks.resources import ResourceProbe
 from gpuwatch_hooks.retention import RetentionProbe
 from gpuwatch_hooks.switches import SwitchProbe
 
@@ -85,6 +86,7 @@ class Session:
         self.precision = PrecisionProbe(self.record, self.models)
         self.memory = HostMemory(self.record)
         self.core_wait = CoreWait(self.record)
+        self.resources = ResourceProbe(self.record)
         self.device = DeviceProbe(self.record, self.clock)
         self.leaks = LeakProbe(self.record, self.clock, self.models)
         self.growth = GrowthProbe(self.record, self.clock)
@@ -214,6 +216,7 @@ class Session:
             self.precision,
             self.memory,
             self.core_wait,
+            self.resources,
             self.device,
             self.growth,
             self.handles,

@@ -1,0 +1,215 @@
+"""How many loader workers a run needs, and how far ahead they should load: a model of torch's loader, and its best.
+
+Everything is for one batch and in seconds. Without workers a step is training and making a batch, one after the other.
+With workers it is the slowest of three: training, the workers (a replay of torch's delivery: batches come in order,
+worker after worker, and only so many are under way), and the cores, which all of them share.
+
+Making a batch is taken to cost each worker the same, however many there are: true while storage keeps up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+WORKERS_PER_CORE = 4
+"""Workers tried: those that wait for storage share a core, but not without limit."""
+
+PREFETCHES = (2, 4, 8)
+"""Batches each worker loads ahead: torch's default, and what evens out items that differ much in cost."""
+
+GOOD_ENOUGH = 1.02
+"""A smaller setting is preferred to a faster one within this factor."""
+
+WORTH_CHANGING = 1.03
+"""A setting in use is kept unless another is faster by this factor."""
+
+REPLAYED_BATCHES = 241
+"""Batches whose delivery is replayed. A prime: no number of workers deals the same costs to the same worker."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a DataLoader is given: ``num_workers`` and ``prefetch_factor``."""
+
+    workers: int
+    prefetch: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a batch costs this run, in seconds, waits for a core left out.
+
+    ``training`` is a step without its wait for data and ``training_cpu`` the CPU time the training process uses for it.
+    ``making`` are sorted times to make a batch (equally likely), ``making_cpu`` the mean CPU part of them. A worker
+    spends ``sending`` more on each batch, and the training thread ``receiving``.
+    """
+
+    training: float
+    training_cpu: float
+    making: tuple[float, ...]
+    making_cpu: float
+    sending: float
+    receiving: float
+
+
+@dataclass(frozen=True)
+class Room:
+    """What there is: cores to run on, workers that fit in memory, batches under way that fit in shared memory."""
+
+    cores: float
+    workers: int
+    batches: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The setting to use and the share of step time that training would still not be running then.
+
+    ``needed_cores`` are the cores at which they no longer hold training up, ``affordable`` the mean time to make a
+    batch (seconds) at which nothing does: where a wait remains, one of the two has to change.
+    """
+
+    setting: Setting
+    wait_ratio: float
+    needed_cores: float
+    affordable: float
+
+
+def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False) -> Advice:
+    """The smallest setting about as fast as the best one that fits; the present one where that gains next to nothing.
+
+    ``crowded`` says that the present workers wait for each other's cores: then fewer are better, even if no faster.
+    """
+    best = smallest(costs, room, present)
+    expected = step_seconds(costs, room.cores, best)
+    keep = step_seconds(costs, room.cores, present) < WORTH_CHANGING * expected
+    if keep and not (crowded and present.workers > best.workers):
+        best, expected = present, step_seconds(costs, room.cores, present)
+    return Advice(
+        setting=best,
+        wait_ratio=max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0,
+        needed_cores=needed_cores(costs),
+        affordable=affordable(costs, room, present),
+    )
+
+
+def smallest(costs: Costs, room: Room, present: Setting) -> Setting:
+    """The fewest workers, with the shortest prefetch, that come close to the best of all that fit."""
+    possible = list(settings(room, present))
+    # More workers and a longer prefetch are never slower by this model: the best is among the largest.
+    most, longest = possible[-1], max(possible, key=lambda setting: (setting.prefetch, setting.workers))
+    best = min(step_seconds(costs, room.cores, setting) for setting in (possible[0], most, longest))
+    for setting in possible:
+        enough = GOOD_ENOUGH * best
+        if quickest(costs, room.cores, setting) <= enough and step_seconds(costs, room.cores, setting) <= enough:
+            return setting
+    return most
+
+
+def settings(room: Room, present: Setting) -> Iterator[Setting]:
+    """Every setting to try that fits, smallest first. None at all always fits."""
+    yield Setting(0, present.prefetch)
+    prefetches = sorted({*PREFETCHES, present.prefetch})
+    for workers in worker_counts(most_workers(room, present)):
+        for prefetch in prefetches:
+            if workers * prefetch <= room.batches:
+                yield Setting(workers, prefetch)
+
+
+def most_workers(room: Room, present: Setting) -> int:
+    """The largest number of workers to try; what is there already may stay."""
+    return min(room.workers, max(math.ceil(WORKERS_PER_CORE * room.cores), present.workers))
+
+
+def worker_counts(most: int) -> Iterator[int]:
+    """1, 2, 3, …, and in growing strides beyond sixteen."""
+    workers = 1
+    while workers < most:
+        yield workers
+        workers += max(1, workers // 8)
+    if most > 0:
+        yield most
+
+
+def step_seconds(costs: Costs, cores: float, setting: Setting) -> float:
+    """How long a step takes with this setting."""
+    least = quickest(costs, cores, setting)
+    if setting.workers == 0:
+        return least
+    return max(least, delivery_seconds(costs, setting))
+
+
+def quickest(costs: Costs, cores: float, setting: Setting) -> float:
+    """No step can be faster: the sum of what is done one after the other, what each worker does, what cores allow."""
+    making = statistics.fmean(costs.making)
+    if setting.workers == 0:
+        return max(costs.training + making, (costs.training_cpu + costs.making_cpu) / cores)
+    return max(
+        costs.training + costs.receiving,
+        (making + costs.sending) / setting.workers,
+        cpu_seconds(costs) / cores,
+    )
+
+
+def cpu_seconds(costs: Costs) -> float:
+    """CPU time of a step that is fed by workers, on all cores together."""
+    return costs.training_cpu + costs.making_cpu + costs.sending + costs.receiving
+
+
+def delivery_seconds(costs: Costs, setting: Setting) -> float:
+    """Mean step when only the delivery of batches matters: torch's loader, replayed.
+
+    As in ``torch.utils.data.dataloader._MultiProcessingDataLoaderIter``: ``workers * prefetch`` tasks are handed out in
+    turn; each batch that training takes hands out one more; batches are taken in order, so a slow one holds up those
+    behind it until the others have nothing left to do.
+    """
+    makings = shuffled(costs.making)
+    under_way = setting.workers * setting.prefetch
+    lead = 4 * under_way
+    free = [0.0] * setting.workers
+    taken = [0.0] * (lead + REPLAYED_BATCHES)
+    now = 0.0
+    begun = 0.0
+    for task in range(lead + REPLAYED_BATCHES):
+        if task == lead:
+            begun = now
+        handed_out = taken[task - under_way] if task >= under_way else 0.0
+        worker = task % setting.workers
+        free[worker] = max(handed_out, free[worker]) + makings[task % REPLAYED_BATCHES] + costs.sending
+        now = max(now, free[worker]) + costs.receiving
+        taken[task] = now
+        now += costs.training
+    return (now - begun) / REPLAYED_BATCHES
+
+
+@functools.lru_cache(maxsize=16)
+def shuffled(making: Sequence[float]) -> tuple[float, ...]:
+    """As many times as are replayed, spread evenly over the sorted ones, in an order by chance (always the same)."""
+    count = len(making)
+    drawn = [making[int((index + 0.5) * count / REPLAYED_BATCHES)] for index in range(REPLAYED_BATCHES)]
+    random.Random(REPLAYED_BATCHES).shuffle(drawn)
+    return tuple(drawn)
+
+
+def needed_cores(costs: Costs) -> float:
+    """Cores at which they no longer hold training up."""
+    pace = costs.training + costs.receiving
+    return cpu_seconds(costs) / pace if pace > 0 else math.inf
+
+
+def affordable(costs: Costs, room: Room, present: Setting) -> float:
+    """Mean seconds to make a batch at which training would hardly wait, with as many workers as fit.
+
+    The CPU part is taken to shrink along with the whole. 0 where training alone takes all the cores.
+    """
+    pace = GOOD_ENOUGH * (costs.training + costs.receiving)
+    making = statistics.fmean(costs.making)
+    by_workers = most_workers(room, present) * pace - costs.sending
+    left = room.cores * pace - costs.training_cpu - costs.sending - costs.receiving
+    by_cores = making * left / costs.making_cpu if costs.making_cpu > 0 else math.inf
+    return max(0.0, min(by_workers, by_cores))
