@@ -13,7 +13,9 @@ from pathlib import Path
 
 from dashboards.memory import memory
 from dashboards.training import training
+from gpuwatch.render.alertmanager import alertmanager_config
 from gpuwatch.render.alerts import alert_rules
+from gpuwatch.render.kubernetes import prometheus_rule
 from gpuwatch.render.promtool import promtool_tests
 from gpuwatch.render.readme import with_table
 from gpuwatch.render.runbooks import runbook
@@ -29,6 +31,8 @@ def generated(root: Path = ROOT) -> dict[str, str]:
     files = {
         "alerts/gpuwatch.rules.yaml": alert_rules(RULES),
         "alerts/gpuwatch.test.yaml": promtool_tests(RULES),
+        "deploy/kubernetes/prometheusrule.yaml": prometheus_rule(RULES),
+        "deploy/stack/alertmanager/alertmanager.yml": alertmanager_config(RULES),
         "dashboards/json/memory.json": memory(),
         "dashboards/json/training.json": training(),
         **{f"alerts/runbooks/{rule.id}.md": runbook(rule) for rule in RULES},
