@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 
 from gpuwatch.expr import History
 from gpuwatch.history import history_of, observation_key, settled, slow_phase
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
 from gpuwatch.rulebook.rule import SEVERITIES
+from gpuwatch.shortage import held
 
 UNKNOWN = {"ratio": "an unknown share", "seconds": "an unknown time", "bytes": "an unknown amount"}
 
@@ -60,7 +61,8 @@ def advise(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> list[Finding]:
         for rule, severity in fired
         for seen, place in _places(rule, history, snapshot.observations)
     ]
-    return sorted((_named(finding, snapshot) for finding in findings), key=worth, reverse=True)
+    ids = {rule.id for rule, _ in fired}
+    return sorted((_named(finding, snapshot, ids) for finding in findings), key=worth, reverse=True)
 
 
 def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> list[Finding]:
@@ -71,13 +73,19 @@ def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> l
 
 def firing(history: History, rules: Iterable[Rule] = RULES) -> list[tuple[Rule, str]]:
     """The rules that hold, with their severity; mere consequences of another that holds are left out."""
-    held = {rule.id: (rule, severity) for rule in rules if (severity := severity_of(rule, history))}
-    explained = {consequence for rule, _ in held.values() for consequence in rule.suppresses}
-    return [pair for id, pair in held.items() if id not in explained]
+    holding = {rule.id: (rule, severity) for rule in rules if (severity := severity_of(rule, history))}
+    explained = {consequence for rule, _ in holding.values() for consequence in rule.suppresses}
+    return [pair for id, pair in holding.items() if id not in explained]
 
 
 def severity_of(rule: Rule, history: History) -> str | None:
-    """How serious the rule is on this history; None where it does not hold or a signal is missing."""
+    """How serious the rule is on this history, at any of its ranks and places; None where it does not hold."""
+    found = {severity_at(rule, view) for view in rule.views(history).values()}
+    return max((severity for severity in found if severity), key=SEVERITIES.index, default=None)
+
+
+def severity_at(rule: Rule, history: History) -> str | None:
+    """How serious the rule is on one view of a history; None where it does not hold or a signal is missing."""
     if rule.when.holds(history) is not True:
         return None
     if rule.critical_when is not None and rule.critical_when.holds(history) is True:
@@ -86,13 +94,20 @@ def severity_of(rule: Rule, history: History) -> str | None:
 
 
 def _finding(rule: Rule, severity: str, history: History, place: Observation | None) -> Finding:
-    numbers = {
-        quantity.name: spoken(quantity.expr.value(history), quantity.unit)
-        for quantity in (rule.value, *rule.quantities)
-    }
-    evidence = fill(rule.evidence, numbers)
+    quantities = {quantity.name: quantity for quantity in (rule.value, *rule.quantities)}
+    known = {name: quantity.expr.value(history) for name, quantity in quantities.items()}
+    numbers = {name: spoken(number, quantities[name].unit) for name, number in known.items()}
+    unknown = {name for name, number in known.items() if number is None}
+    first, *further = rule.evidence.split("; ")
+    evidence = "; ".join(fill(part, numbers) for part in (first, *(part for part in further if _told(part, unknown))))
+    clauses = [
+        fill(clause.text, numbers)
+        for clause in rule.clauses
+        if _told(clause.text, unknown) and (clause.when is None or clause.when.holds(history) is True)
+    ]
     if place is not None and place.evidence:
         evidence = f"{evidence}; {place.evidence}"
+    chosen = next((text for case, text in rule.advice if case.holds(history) is True), rule.fix)
     bound = rule.gain.bound(history)
     return Finding(
         rule=rule.id,
@@ -100,15 +115,18 @@ def _finding(rule: Rule, severity: str, history: History, place: Observation | N
         summary=rule.title,
         evidence=evidence,
         where="" if place is None else place.where,
-        fix=fill(rule.fix, numbers),
+        fix=" ".join((chosen, *clauses)),
         gain=rule.gain.text if bound is None else f"at most {bound:.2f}x as fast: {rule.gain.text}",
         check=rule.check,
         gain_bound=bound,
     )
 
 
-def _named(finding: Finding, snapshot: Snapshot) -> Finding:
-    """A slow step's finding names the phase that grows; no metric could carry that."""
+def _named(finding: Finding, snapshot: Snapshot, fired: Set[str]) -> Finding:
+    """What no metric could carry: the phase that grows in slow steps, who held the memory when it ran out."""
+    if finding.rule == "mem-oom":
+        who = held(snapshot, fired)
+        return replace(finding, evidence=f"{finding.evidence}; {who}") if who else finding
     if finding.rule != "comp-step-jitter":
         return finding
     phase = slow_phase(settled(snapshot.ring))
@@ -140,6 +158,11 @@ def _places(
 def worth(finding: Finding) -> tuple[int, float]:
     """How much a finding weighs: its severity, then the largest speed-up it can bring."""
     return SEVERITIES.index(finding.severity), finding.gain_bound or 0.0
+
+
+def _told(text: str, unknown: Set[str]) -> bool:
+    """Whether every quantity that the text names is known."""
+    return unknown.isdisjoint(re.findall(r"\{(\w+)\}", text))
 
 
 def fill(text: str, numbers: Mapping[str, str]) -> str:

@@ -73,6 +73,12 @@ def by_rank(series: Mapping[str, Samples]) -> dict[str, History]:
     return dict(ranks)
 
 
+def places_of(history: History, label: str) -> list[str]:
+    """The values of this label among the series of a history."""
+    found = (dict(_LABEL.findall(key)).get(label) for key in history)
+    return list(dict.fromkeys(place for place in found if place is not None))
+
+
 def of_place(history: History, label: str, place: str) -> History:
     """The history without the series of other places: those whose ``label`` has another value."""
     mine = f'{label}="{place}"'

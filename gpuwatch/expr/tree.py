@@ -188,9 +188,9 @@ class Joined(Condition):
         return None if left is None or right is None else not decided
 
     def promql(self, on: Sequence[str]) -> str:
-        # A condition on the run as a whole joins each of its ranks.
-        sides = [side.grouping() for side in (self.left, self.right)]
-        shared = [label for label in on if all(side is None or label in side for side in sides)]
+        # What both sides carry: a condition on the run as a whole joins each of its ranks.
+        one, other = self.left.grouping(), self.right.grouping()
+        shared = on if one is None or other is None else [label for label in one if label in other]
         matching = "" if self.word == "or" else f" on ({', '.join(shared)})"
         return f"({self.left.promql(on)})\n{self.word}{matching}\n({self.right.promql(on)})"
 

@@ -49,8 +49,11 @@ def texts(rule: Rule, voice: Voice) -> dict[str, str]:
     owner = ", ".join(f"{label} {voice.label(label)}" for label in rule.owner_labels if label != "uuid")
     number = "" if pinned(rule) else f" Measured: {voice.number(rule.value.unit)} ({rule.value.name})."
     place = voice.place(" Seen at %s.") if rule.observed else ""
+    if rule.place and not rule.observed:
+        owner = f"{owner}, {rule.place} {voice.label(rule.place)}"
+    instance = f" on {voice.label('instance')}" if "instance" in rule.matched_by else ""
     return {
-        "summary": f"{voice.literal(rule.title)} ({owner} on {voice.label('instance')})",
+        "summary": f"{voice.literal(rule.title)} ({owner}{instance})",
         "description": voice.literal(rule.because) + number + place,
         "fix": voice.literal(rule.fix),
         "gain": voice.literal(gain_text(rule)),
@@ -83,7 +86,7 @@ def _alert(rule: Rule, severity: str, expr: str) -> Alert:
 
 def _unless_critical(rule: Rule, condition: Condition) -> str:
     # By ALERTS rather than by the condition: the warning stays until the critical alert has served its own hold.
-    on = ", ".join(("instance", *rule.owner_labels))
+    on = ", ".join(rule.matched_by)
     firing = f'ALERTS{{alertname="{rule.alert}", alertstate="firing", severity="critical"}}'
     return f"({promql(rule, condition)})\nunless on ({on})\n{firing}"
 

@@ -11,12 +11,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuwatch.advisor import severity_of
-from gpuwatch.catalog import METRICS, OBSERVATION
-from gpuwatch.expr import Compare, Expr, Observed, Rate
-from gpuwatch.render.conditions import comparisons, shown
+from gpuwatch.advisor import severity_at
+from gpuwatch.catalog import METRICS, OBSERVATION, SCOPES
+from gpuwatch.expr import Compare, Expr, History, Rate, series_key
+from gpuwatch.render.conditions import comparisons
 from gpuwatch.render.edges import Edge, Series, edge, history, joins, parts_of
 from gpuwatch.rulebook import Example, Rule
+
+_LABELS = {scope: {"run"} if scope == "run" else {"instance", "job", *labels} for scope, labels in SCOPES.items()}
+"""The labels of an alert's owner: one on the run as a whole is of no node."""
 
 Owner = tuple[tuple[str, str], ...]
 """The labels that say whose readings they are, the scrape's ``instance`` among them."""
@@ -61,20 +64,30 @@ def cases_of(rule: Rule) -> Iterator[Case]:
 def owner(rule: Rule, **other: str) -> Owner:
     """An owner's labels; ``other`` names those that differ from the usual ones."""
     usual = {"run": "r1", "rank": "0", "gpu": "0", "uuid": "GPU-0"}
-    labels = {"instance": "node-a:9847", "job": "gpuwatch", **{name: usual[name] for name in rule.owner_labels}}
+    named = [name for name in rule.owner_labels if not (rule.across and name == "rank")]
+    labels = {"instance": "node-a:9847", "job": "gpuwatch", **{name: usual[name] for name in named}}
     return tuple(sorted({**labels, **other}.items()))
+
+
+def series_name(whose: Owner, key: str) -> str:
+    """A series of an example with its owner's labels. The ranks of a run are on nodes of their own."""
+    name, labels = key.partition("{")[0], labels_of(key)
+    return series_key(name, {**dict(_of_rank(whose, labels.get("rank", ""))), **labels})
 
 
 def fired(rule: Rule, whose: Owner, series: Series, minute: int) -> tuple[Fired, ...]:
     """The alerts that fire at this minute by the Python reading: the condition held for as long as the rule asks."""
     found = []
-    for where, part in _places(rule, series).items():
-        held = [_severity(rule, part, then) for then in range(minute - rule.hold_minutes, minute + 1)]
-        if None in held:
-            continue
-        severity = "critical" if set(held) == {"critical"} else rule.severity
-        value = rule.value.expr.value(history(part, minute))
-        found.append(Fired(whose, where, severity, math.nan if value is None else value))
+    for seen, part in _places(rule, series).items():
+        by_minute = [_views(rule, part, then) for then in range(minute - rule.hold_minutes, minute + 1)]
+        for rank, place in by_minute[-1]:
+            held = [severity_at(rule, views.get((rank, place), {})) for views in by_minute]
+            if None in held:
+                continue
+            severity = "critical" if set(held) == {"critical"} else rule.severity
+            value = rule.value.expr.value(by_minute[-1][rank, place])
+            mine = tuple((label, text) for label, text in _of_rank(whose, rank) if label in _LABELS[rule.scope])
+            found.append(Fired(mine, seen or place, severity, math.nan if value is None else value))
     return tuple(found)
 
 
@@ -158,7 +171,7 @@ def _beside(rule: Rule, firing: Sequence[Example], quiet: Sequence[Example]) -> 
 def _neighbours(rule: Rule, name: str, one: Series, other: Series) -> Case:
     """Pairs of owners that differ in one label alone; each pair is on a node of its own."""
     readings: dict[Owner, Series] = {}
-    for index, label in enumerate(("instance", *rule.owner_labels)):
+    for index, label in enumerate(("run",) if rule.across else ("instance", *rule.owner_labels)):
         node = {"instance": f"node-{index}:9847"}
         readings[owner(rule, **node)] = one
         readings[owner(rule, **{**node, label: f"other-{label}"})] = other
@@ -210,13 +223,18 @@ def _resets(rule: Rule, quiet: Sequence[Example]) -> Iterator[Case]:
         yield Case(f"{example.name}, counters reset", {whose: series}, {last: ()})
 
 
-def _severity(rule: Rule, series: Series, minute: int) -> str | None:
-    return severity_of(rule, history(series, minute)) if minute >= 0 else None
+def _views(rule: Rule, series: Series, minute: int) -> dict[tuple[str, str], History]:
+    return rule.views(history(series, minute)) if minute >= 0 else {}
+
+
+def _of_rank(whose: Owner, rank: str) -> Owner:
+    """The owner's labels for a rank of the run; whose readings of single ranks or GPUs are is said already."""
+    return tuple(sorted({**dict(whose), "rank": rank, "instance": f"node-{rank}:9847"}.items())) if rank else whose
 
 
 def _places(rule: Rule, series: Series) -> dict[str, Series]:
     """The series by place: an alert of an observed rule fires for each place apart."""
-    if not any(isinstance(each, Observed) for each in shown(rule.when) | {rule.value.expr}):
+    if not rule.observed:
         return {"": series}
     mine = _own(rule, series)
     return {

@@ -50,7 +50,7 @@ def pinned(rule: Rule) -> bool:
 
 def promql(rule: Rule, condition: Condition) -> str:
     """The condition for Prometheus, with the rule's own number as its value."""
-    on = ("instance", *rule.owner_labels)
+    on = rule.matched_by
     text = condition.promql(on)
     if shown(condition) == {rule.value.expr}:
         return text

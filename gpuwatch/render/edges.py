@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuwatch.expr import Compare, Condition, Const, History, Joined
@@ -13,6 +13,9 @@ from gpuwatch.rulebook.rule import MINUTE
 
 Series = Mapping[str, Sequence[float]]
 """Readings of one owner, one a minute. NaN stands for a minute without a reading."""
+
+Seen = Callable[[Series], History]
+"""Readings as a condition reads them: those of an owner, or of a rank beside its peers."""
 
 NEAR = 0.07
 """How far a moved reading stays from a limit, as a share of it: nearer than any change of a limit that matters."""
@@ -30,21 +33,34 @@ class Edge:
 def edge(rule: Rule, part: Compare, series: Series) -> Edge | None:
     """The edge of one comparison of the rule, near this example; None where no series of it can be moved there."""
     others = [other for other in parts_of(rule) if other != part]
-    moved = [
-        found
-        for key in series
-        if key.partition("{")[0] in part.metrics() and (found := _moved(part, key, series)) is not None
-    ]
+    reading = [key for key in series if key.partition("{")[0] in part.metrics()]
+    for seen in _focus(rule, series):
+        moved = [found for key in reading if (found := _moved(part, key, series, seen)) is not None]
 
-    def disturbed(found: Edge) -> int:
-        # best is a series that no other comparison reads
-        return sum(
-            other.holds(history(found.holds)) != other.holds(history(found.fails))
-            or other.holds(history(found.fails)) != other.holds(history(series))
-            for other in others
-        )
+        def disturbed(found: Edge, seen: Seen = seen) -> int:
+            # best is a series that no other comparison reads
+            return sum(
+                other.holds(seen(found.holds)) != other.holds(seen(found.fails))
+                or other.holds(seen(found.fails)) != other.holds(seen(series))
+                for other in others
+            )
 
-    return min(moved, key=disturbed, default=None)
+        if moved:
+            return min(moved, key=disturbed)
+    return None
+
+
+def _focus(rule: Rule, series: Series) -> list[Seen]:
+    """How to look at readings: as the first rank and place does where the rule holds; else as each of them in turn."""
+    if not rule.across:
+        return [history]
+    views = rule.views(history(series))
+    holding = [spot for spot, view in views.items() if rule.when.holds(view) is True]
+
+    def look(spot: tuple[str, str]) -> Seen:
+        return lambda readings: rule.views(history(readings)).get(spot, {})
+
+    return [look(spot) for spot in (holding or views)]
 
 
 def parts_of(rule: Rule) -> tuple[Compare, ...]:
@@ -71,29 +87,29 @@ def history(series: Series, minute: int | None = None) -> History:
     return {key: found for key, found in samples.items() if found}
 
 
-def _moved(part: Compare, key: str, series: Series) -> Edge | None:
+def _moved(part: Compare, key: str, series: Series, seen: Seen) -> Edge | None:
     if isinstance(part.right, Const) and (part.symbol == "==" or part.right.number == 0):
-        return _counted(part, key, series, part.right.number)
-    below, above = (_scaled(part, key, series, factor) for factor in (1 - NEAR, 1 + NEAR))
+        return _counted(part, key, series, part.right.number, seen)
+    below, above = (_scaled(part, key, series, factor, seen) for factor in (1 - NEAR, 1 + NEAR))
     if below is None or above is None:
         return None
     return Edge(part, above, below) if part.symbol in (">", ">=") else Edge(part, below, above)
 
 
-def _counted(part: Compare, key: str, series: Series, number: float) -> Edge | None:
+def _counted(part: Compare, key: str, series: Series, number: float, seen: Seen) -> Edge | None:
     """For a count or a switch the nearest other value is one more."""
     same, more = ({**series, key: (value,) * len(series[key])} for value in (number, number + 1))
     for holds, fails in ((same, more), (more, same)):
-        if part.holds(history(holds)) is True and part.holds(history(fails)) is False:
+        if part.holds(seen(holds)) is True and part.holds(seen(fails)) is False:
             return Edge(part, holds, fails)
     return None
 
 
-def _scaled(part: Compare, key: str, series: Series, factor: float) -> Series | None:
+def _scaled(part: Compare, key: str, series: Series, factor: float, seen: Seen) -> Series | None:
     """The series with one of them scaled so that the left side is ``factor`` times the right one."""
 
     def excess(scale: float) -> float | None:
-        moved = history({**series, key: [value * scale for value in series[key]]})
+        moved = seen({**series, key: [value * scale for value in series[key]]})
         left, right = part.left.value(moved), part.right.value(moved)
         return None if left is None or not right else left / right - factor
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpuwatch.expr import series_key
 from gpuwatch.render.alerts import LABEL_OF, texts
-from gpuwatch.render.cases import Case, Fired, Owner, cases_of, labels_of
+from gpuwatch.render.cases import Case, Fired, cases_of, series_name
 from gpuwatch.render.document import OneLine, document
 from gpuwatch.render.template import spoken
 from gpuwatch.rulebook import Rule
@@ -47,7 +46,7 @@ def _test(rule: Rule, case: Case) -> dict[str, object]:
         "name": f"{rule.id}: {case.name}",
         "interval": "1m",
         "input_series": [
-            OneLine(series=_named(whose, key), values=notation(values))
+            OneLine(series=series_name(whose, key), values=notation(values))
             for whose, series in case.readings.items()
             for key, values in series.items()
         ],
@@ -63,16 +62,11 @@ def _moment(rule: Rule, minute: int, fired: Iterable[Fired]) -> dict[str, object
 def _alert(rule: Rule, fired: Fired) -> Mapping[str, object]:
     labels = dict(fired.owner)
     if fired.where:
-        labels["where"] = fired.where
+        labels[rule.place] = fired.where
     return {
         "exp_labels": OneLine({**labels, "rule": rule.id, "severity": LABEL_OF[fired.severity]}),
         "exp_annotations": texts(rule, spoken(labels, fired.value)),
     }
-
-
-def _named(whose: Owner, key: str) -> str:
-    name = key.partition("{")[0]
-    return series_key(name, {**dict(whose), **labels_of(key)})
 
 
 def _plain(number: float) -> str:

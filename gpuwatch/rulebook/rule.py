@@ -6,7 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuwatch.catalog import OBSERVATION, SCOPES
-from gpuwatch.expr import BinOp, Condition, Const, Expr, History, Observed, Quantity, series_key
+from gpuwatch.expr import (
+    BinOp,
+    Condition,
+    Const,
+    Expr,
+    History,
+    Observed,
+    Peered,
+    Quantity,
+    by_rank,
+    of_place,
+    places_of,
+    series_key,
+)
 
 SEVERITIES = ("info", "warn", "critical")
 
@@ -17,8 +30,9 @@ MINUTE = 60.0
 class Example:
     """A short history on which the rule must fire, or must stay quiet.
 
-    ``series`` maps a series key to its values, one a minute, oldest first. The same example is run through the advisor
-    and through promtool. ``severity`` is the one that must fire; None means the rule's own.
+    ``series`` maps a series key to its values, one a minute, oldest first; of a rule on several ranks the keys carry
+    ``rank`` (see :func:`of_ranks`). The same example is run through the advisor and through promtool. ``severity`` is
+    the one that must fire; None means the rule's own.
     """
 
     name: str
@@ -54,12 +68,25 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class Clause:
+    """A sentence that a fix gets only where this run's numbers allow it: all that it names are known, ``when`` holds.
+
+    An alert has no numbers to fill in and leaves it out.
+    """
+
+    text: str
+    when: Condition | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """One failure mode.
 
     ``when`` fires it at ``severity``; ``critical_when``, where given, raises it to critical. ``hold_minutes`` is how
-    long Prometheus waits before it alerts. ``value`` is the number shown with it. ``evidence`` and ``fix`` may name
-    ``quantities`` in braces. ``suppresses`` names the rules that are mere consequences of this one.
+    long Prometheus waits before it alerts. ``value`` is the number shown with it. ``evidence`` may name ``quantities``
+    in braces (a part behind a semicolon is left out where it names one that is not known), and so may ``clauses``,
+    which are added to ``fix``. ``advice`` is what to do by case: a finding has the first whose condition holds in place
+    of ``fix``. ``suppresses`` names the rules that are mere consequences of this one.
     """
 
     id: str
@@ -79,8 +106,44 @@ class Rule:
     quantities: tuple[Quantity, ...] = ()
     suppresses: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
+    clauses: tuple[Clause, ...] = ()
     notes: str = ""
+    advice: tuple[tuple[Condition, str], ...] = ()
     observed: bool = field(default=False)
+
+    @property
+    def across(self) -> bool:
+        """Whether it reads several ranks of a run."""
+        return self.scope in ("peer", "run")
+
+    @property
+    def place(self) -> str:
+        """The label that says where it was seen, beside its owner; empty where there is none."""
+        value = self.value.expr.grouping() or ()
+        own = [label for label in value if label not in ("instance", *self.owner_labels)]
+        return "where" if self.observed else next(iter(own), "")
+
+    @property
+    def matched_by(self) -> tuple[str, ...]:
+        """The labels that tell its alerts apart, those of the place left out."""
+        return self.owner_labels if self.scope == "run" else ("instance", *self.owner_labels)
+
+    def views(self, history: History) -> dict[tuple[str, str], History]:
+        """The history by rank and place, as the conditions read it; both are empty where they make no difference."""
+        if not self.across or isinstance(history, Peered):
+            ranks = {"": history}
+        elif self.scope == "run":
+            ranks = {"": Peered({}, list(by_rank(history).values()))}
+        else:
+            peers = by_rank(history)
+            ranks = {rank: Peered(own, list(peers.values())) for rank, own in peers.items()}
+        if self.observed or not self.place:
+            return {(rank, ""): view for rank, view in ranks.items()}
+        return {
+            (rank, place): of_place(view, self.place, place)
+            for rank, view in ranks.items()
+            for place in places_of(view, self.place)
+        }
 
     @property
     def alert(self) -> str:
@@ -101,6 +164,17 @@ def observed(rule: str) -> Expr:
 def observation(rule: str, where: str = "train.py:41") -> str:
     """The series key of an observation, for examples."""
     return series_key(OBSERVATION.name, {"rule": rule, "where": where})
+
+
+def of_ranks(*ranks: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """The series of an example by rank, rank 0 first, as one."""
+    found: dict[str, Sequence[float]] = {}
+    for rank, series in enumerate(ranks):
+        for key, values in series.items():
+            name, _, rest = key.partition("{")
+            labels = f"{rest.removesuffix('}')}," if rest else ""
+            found[f'{name}{{{labels}rank="{rank}"}}'] = values
+    return found
 
 
 def one_minus(share: Expr) -> Expr:
