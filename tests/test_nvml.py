@@ -61,8 +61,24 @@ def test_readings_come_in_base_units(nvml: Nvml) -> None:
         "temperature_celsius": 71.0,
         "sm_clock_hertz": 1755e6,
         "sm_clock_max_hertz": 1980e6,
+        "memory_busy_ratio": pytest.approx(0.61),
+        "memory_clock_hertz": 2619e6,
+        "power_default_limit_watts": pytest.approx(700.0),
         "clock_reasons": 4,
+        "ecc_corrected": 3,
         "ecc_uncorrected": 0,
+        "remapped_rows": (0, 0, 0, 0),
+        "xids": (),
+        "xid_at": None,
+        "pcie_generation": 5,
+        "pcie_generation_max": 5,
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+        "pcie_replays": 2,
+        "pcie_sent_bytes": 5_000_000,
+        "pcie_received_bytes": 9_000_000,
+        "nvlink_sent_bytes": 2048 * 1024,
+        "nvlink_received_bytes": 1024 * 1024,
         "processes": ((4242, 79456894976), (4343, 1073741824)),
         "foreign_processes": None,
     }
@@ -92,6 +108,37 @@ def test_a_sentinel_is_not_known(hardware: Path, nvml: Nvml, line: str, field: s
     assert getattr(nvml.read()[0], field) is not None
     change(hardware, line)
     assert getattr(nvml.read()[0], field) is None
+
+
+def test_errors_of_the_driver_are_counted_by_code_and_do_not_stick(hardware: Path, nvml: Nvml) -> None:
+    assert nvml.read()[0].xids == ()
+    for sequence, code in enumerate((79, 31, 79), 1):
+        change(hardware, f"gpu0.xid={code}", f"xidseq={sequence}")
+        nvml.read()
+    busy, idle = nvml.read()
+    assert busy.xids == ((31, 1), (79, 2))
+    assert busy.xid_at is not None and abs(time.time() - busy.xid_at) < 30
+    assert idle.xids == () and idle.xid_at is None
+
+
+def test_errors_stay_unknown_where_nobody_may_listen(hardware: Path) -> None:
+    change(hardware, "err.nvmlDeviceRegisterEvents=3")
+    nvml = Nvml()
+    assert [reading.xids for reading in nvml.read()] == [None, None]
+    nvml.close()
+
+
+def test_errors_are_still_counted_after_the_driver_came_back(hardware: Path, nvml: Nvml) -> None:
+    nvml.read()
+    change(hardware, "gpu0.xid=79", "xidseq=1")
+    assert nvml.read()[0].xids == ((79, 1),)
+    change(hardware, "err.nvmlDeviceGetCount_v2=1")
+    with pytest.raises(NvmlUnavailable):
+        nvml.read()
+    change(hardware, "err.nvmlDeviceGetCount_v2=0")
+    assert nvml.read()[0].xids == ((79, 1),)
+    change(hardware, "xidseq=2")
+    assert nvml.read()[0].xids == ((79, 2),)
 
 
 def test_a_process_of_unknown_size_is_still_a_process(hardware: Path, nvml: Nvml) -> None:

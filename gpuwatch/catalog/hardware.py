@@ -23,6 +23,38 @@ GPU_PROCESSES = gpu_metric("processes", "gauge", "processes", "Compute processes
 GPU_FOREIGN_MEMORY = gpu_metric(
     "foreign_memory_bytes", "gauge", "bytes", "Memory of processes that belong to no watched run; absent if unsure."
 )
+GPU_MEMORY_BUSY = gpu_metric(
+    "memory_busy_ratio", "gauge", "ratio", "Share of time the device's memory was read or written."
+)
+GPU_MEMORY_CLOCK = gpu_metric("memory_clock_hertz", "gauge", "hertz", "Clock of the memory.")
+GPU_POWER_DEFAULT_LIMIT = gpu_metric("power_default_limit_watts", "gauge", "watts", "Power limit it was built for.")
+GPU_ECC_CORRECTED = gpu_metric("ecc_corrected_total", "counter", "1", "Corrected memory errors since the last reset.")
+GPU_REMAPPED_ROWS = gpu_metric(
+    "remapped_rows_total", "counter", "1", "Memory rows that were replaced, by the errors that called for it.", "cause"
+)
+GPU_REMAP_PENDING = gpu_metric("remap_pending", "gauge", "bool", "1 when a row is replaced at the next reset.")
+GPU_REMAP_FAILED = gpu_metric("remap_failed", "gauge", "bool", "1 when a row could not be replaced.")
+GPU_XID_ERRORS = gpu_metric(
+    "xid_errors_total", "counter", "1", "Errors the driver reported since the daemon began to listen.", "xid"
+)
+GPU_GRAVE_ERRORS = gpu_metric(
+    "grave_errors_total",
+    "counter",
+    "1",
+    "Errors after which the device needs an operator: of its memory, or of a grave code.",
+)
+GPU_XID_TIME = gpu_metric(
+    "xid_last_timestamp_seconds", "gauge", "seconds", "When the driver last reported an error, Unix time."
+)
+GPU_PCIE_GENERATION = gpu_metric("pcie_generation", "gauge", "1", "Generation the PCIe link runs at.")
+GPU_PCIE_GENERATION_MAX = gpu_metric("pcie_generation_max", "gauge", "1", "Largest generation of device and slot.")
+GPU_PCIE_WIDTH = gpu_metric("pcie_width_lanes", "gauge", "lanes", "Lanes the PCIe link uses.")
+GPU_PCIE_WIDTH_MAX = gpu_metric("pcie_width_max_lanes", "gauge", "lanes", "Largest number of lanes.")
+GPU_PCIE_REPLAYS = gpu_metric("pcie_replays_total", "counter", "1", "PCIe packets that had to be sent again.")
+GPU_PCIE_SENT = gpu_metric("pcie_sent_bytes_total", "counter", "bytes", "Bytes the device sent over PCIe.")
+GPU_PCIE_RECEIVED = gpu_metric("pcie_received_bytes_total", "counter", "bytes", "Bytes the device got over PCIe.")
+GPU_NVLINK_SENT = gpu_metric("nvlink_sent_bytes_total", "counter", "bytes", "Bytes the device sent over NVLink.")
+GPU_NVLINK_RECEIVED = gpu_metric("nvlink_received_bytes_total", "counter", "bytes", "Bytes the device got over NVLink.")
 GPU_ECC_UNCORRECTED = gpu_metric(
     "ecc_uncorrected_total", "counter", "1", "Uncorrected memory errors since the last reset."
 )

@@ -77,5 +77,14 @@ LOADER_BEST_PREFETCH = rank_metric(
 LOADER_BEST_WAIT = rank_metric(
     "loader_recommended_wait_ratio", "gauge", "ratio", "Share of step time that would still be spent waiting then."
 )
+LOADER_NEEDED_CORES = rank_metric(
+    "loader_needed_cores", "gauge", "cores", "Cores at which making the batches would no longer hold training up."
+)
+LOADER_AFFORDABLE = rank_metric(
+    "loader_affordable_batch_seconds",
+    "gauge",
+    "seconds",
+    "Time to make a batch at which training would hardly wait, with the best setting that fits; mean.",
+)
 SHARED_MEMORY_USED = rank_metric("shared_memory_used_bytes", "gauge", "bytes", "Bytes in use in /dev/shm.")
 SHARED_MEMORY_TOTAL = rank_metric("shared_memory_total_bytes", "gauge", "bytes", "Size of /dev/shm.")

@@ -81,3 +81,21 @@ MODULE_MEMORY = rank_metric(
 HOST_AVAILABLE = rank_metric(
     "host_memory_available_bytes", "gauge", "bytes", "Host memory that is free to use: of the machine or its cgroup."
 )
+CGROUP_OOM_KILLS = rank_metric(
+    "cgroup_oom_kills_total",
+    "counter",
+    "1",
+    "Processes of the rank's control group that the kernel killed for memory, as the group counts them.",
+)
+MACHINE_OOM_KILLS = rank_metric(
+    "machine_oom_kills_total", "counter", "1", "Processes of the machine that the kernel killed for memory."
+)
+DEVICE_FULL_SECONDS = rank_metric(
+    "device_memory_full_seconds",
+    "gauge",
+    "seconds",
+    "Time until the device is full if it goes on growing as it does; only where two windows in a row grew.",
+)
+OUT_OF_MEMORY = rank_metric(
+    "rank_out_of_memory", "gauge", "bool", "1 when the rank ended because memory ran out, by kind.", "kind"
+)
