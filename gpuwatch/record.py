@@ -14,6 +14,7 @@ import fcntl
 import json
 import mmap
 import os
+import stat
 import struct
 import time
 from collections.abc import Mapping
@@ -68,6 +69,8 @@ class RecordWriter:
         hidden = directory / f".{name}.new"
         self._file = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
         try:
+            if os.stat(directory).st_mode & stat.S_ISGID:
+                os.fchmod(self._file, 0o640)  # the group is the daemon's, which must read it whatever the umask here
             # Every page now, not at the first store: on a full disk a store into a hole is a SIGBUS in the training.
             os.posix_fallocate(self._file, 0, RECORD_BYTES)
             self._map: mmap.mmap | None = mmap.mmap(self._file, RECORD_BYTES)

@@ -18,7 +18,7 @@ import yaml
 
 from gpuwatch.config import DEFAULT_PORT, KEPT_RECORDS, SERVICE_DIRECTORY
 from gpuwatch.reader import read_all
-from gpuwatch.render.alertmanager import inhibitions, shared_labels
+from gpuwatch.render.alertmanager import alertmanager_config, shared_labels
 from gpuwatch.rulebook import RULES, RULES_BY_ID
 from gpuwatch.version import __version__
 from tests.children import in_child
@@ -80,7 +80,9 @@ def test_in_the_directory_everybody_writes_and_only_the_daemon_reads(tmp_path: P
         assert stat.S_IMODE(directory.stat().st_mode) == 0o3733
         record = in_child(lambda: write_run(directory, "mine").path, uid=12001)
         assert stat.S_IMODE(os.stat(record).st_mode) == 0o640 and os.stat(record).st_gid == 12000
-        assert in_child(lambda: [run.run for run in read_all(directory)[0]], uid=12000) == "['mine']"
+        hidden = in_child(lambda: (os.umask(0o077), write_run(directory, "careful").path)[1], uid=12001)
+        assert stat.S_IMODE(os.stat(hidden).st_mode) == 0o640
+        assert in_child(lambda: [run.run for run in read_all(directory)[0]], uid=12000) == "['mine', 'careful']"
         assert in_child(lambda: read_all(directory), uid=12002).startswith("PermissionError")
         assert in_child(lambda: Path(record).read_bytes(), uid=12002).startswith("PermissionError")
         assert in_child(lambda: Path(record).unlink(), uid=12002).startswith("PermissionError")
@@ -347,9 +349,7 @@ def test_every_consequence_in_the_rulebook_is_muted() -> None:
 
 
 def _loaded_inhibitions() -> Sequence[Any]:
-    config = yaml.safe_load((DEPLOY / "stack" / "alertmanager" / "alertmanager.yml").read_text("utf-8"))
-    assert len(config["inhibit_rules"]) == len(inhibitions(RULES))
-    return list(config["inhibit_rules"])
+    return list(yaml.safe_load(alertmanager_config(RULES))["inhibit_rules"])
 
 
 def test_an_inhibition_never_crosses_ranks_gpus_or_nodes() -> None:
