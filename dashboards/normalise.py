@@ -21,6 +21,8 @@ _VARIABLE_DROPPED = {"tagValuesQuery", "tagsQuery", "useTags", "auto", "auto_min
 
 # Grafana's own defaults, where the schema wants them spelled out.
 _OPTIONS: dict[str, Json] = {
+    "heatmap": {},
+    "state-timeline": {},
     "stat": {"wideLayout": True, "showPercentChange": False, "percentChangeColorMode": "standard"},
     "table": {"frameIndex": 0, "cellHeight": "sm"},
     "timeseries": {},
@@ -54,7 +56,7 @@ def _panel(panel: Json) -> Json:
     fresh = {key: value for key, value in panel.items() if key in _PANEL_KEPT}
     fresh["fieldConfig"] = _fields(kind, panel)
     options = fresh.setdefault("options", {})
-    if kind == "timeseries":
+    if kind in ("timeseries", "state-timeline"):
         options.setdefault("tooltip", {}).setdefault("sort", "none")
         legend = options.setdefault("legend", {})
         legend.setdefault("showLegend", legend.get("displayMode") != "hidden")

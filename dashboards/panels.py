@@ -13,6 +13,7 @@ from grafanalib.core import (
     GridPos,
     RowPanel,
     Stat,
+    StateTimeline,
     Table,
     Target,
     Template,
@@ -20,6 +21,9 @@ from grafanalib.core import (
     Threshold,
     Time,
     TimeSeries,
+)
+from grafanalib.core import (
+    Panel as DrawnPanel,
 )
 
 from dashboards.normalise import normalised
@@ -29,6 +33,13 @@ WIDTH = 24
 
 SCHEMA_VERSION = 39
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+class _Heatmap(DrawnPanel):  # type: ignore[misc]
+    """A heat map of today; everything beyond its type comes in ``extraJson``."""
+
+    def to_json_data(self) -> Any:
+        return self.panel_json({"type": "heatmap"})
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,63 @@ def timeseries(
             thresholds=_steps(limits),
             thresholdsStyleMode="dashed" if limits else "off",
             links=[{"title": link.title, "url": link.url, "targetBlank": True} for link in links],
+        ),
+    )
+
+
+def statetimeline(
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    states: Mapping[float, tuple[str, str]],
+    width: int = 24,
+    height: int = 8,
+) -> Panel:
+    """A line per series whose color is its state; ``states`` maps values to a text and a color."""
+    mapping = {
+        "type": "value",
+        "options": {
+            f"{value:g}": {"text": text, "color": color, "index": index}
+            for index, (value, (text, color)) in enumerate(states.items())
+        },
+    }
+    return Panel(
+        width,
+        height,
+        lambda x, y: StateTimeline(
+            **_common(title, description, width, height, x, y),
+            targets=_targets([query]),
+            mappings=[mapping],
+            showValue="never",
+            extraJson={"fieldConfig": {"defaults": {"unit": "none"}}},
+        ),
+    )
+
+
+def heatmap(title: str, description: str, query: Query, unit: str, *, width: int = 24, height: int = 8) -> Panel:
+    """A row per series whose color is its value: what differs among many ranks, at a glance."""
+    options = {
+        "calculate": False,
+        "cellGap": 1,
+        "cellValues": {"unit": unit},
+        "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential", "exponent": 0.5,
+                  "steps": 64, "reverse": False},
+        "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "auto"},
+        "showValue": "never",
+        "tooltip": {"mode": "single", "yHistogram": False, "showColorScale": True},
+        "yAxis": {"axisPlacement": "left", "reverse": False},
+    }  # fmt: skip
+    # grafanalib draws the heat map of a Grafana long gone.
+    drawn = {"options": options, "fieldConfig": {"defaults": {"unit": unit}}}
+    return Panel(
+        width,
+        height,
+        lambda x, y: _Heatmap(
+            **_common(title, description, width, height, x, y), targets=_targets([query]), extraJson=drawn
         ),
     )
 

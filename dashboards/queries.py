@@ -7,6 +7,7 @@ which the chosen ranks run.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gpuwatch.catalog import METRICS, RANK_UP
 from gpuwatch.expr import Expr, Metric, series_key
@@ -17,6 +18,13 @@ SELECTORS = {
     "node": 'job=~"$job"',
 }
 """The variables that narrow a metric, by its scope."""
+
+ALONE = {
+    "rank": 'job=~"$job", run=~"$run"',
+    "gpu": 'job=~"$job", instance=~"$node", gpu=~"$gpu"',
+    "node": 'job=~"$job", instance=~"$node"',
+}
+"""The same for dashboards on all runs, or on GPUs that may have no run."""
 
 RATE_WINDOW = "$__rate_interval"
 
@@ -47,16 +55,27 @@ def rate(metric: Metric, suffix: str = "") -> str:
     return f"rate({select(metric, suffix)}[{RATE_WINDOW}])"
 
 
+def plain(metric: Metric, suffix: str = "") -> str:
+    """The metric's series of the chosen nodes, GPUs and runs, whether a rank is up there or not."""
+    own = series_key("", dict(metric.only)).strip("{}")
+    return f"{metric.name}{suffix}{{{', '.join(part for part in (ALONE[metric.scope], own) if part)}}}"
+
+
+def plain_rate(metric: Metric, suffix: str = "") -> str:
+    """Growth per second of such a counter."""
+    return f"rate({plain(metric, suffix)}[{RATE_WINDOW}])"
+
+
 def quantile(share: float, metric: Metric) -> str:
     """A quantile of a histogram over the chosen ranks."""
     return f"histogram_quantile({share:g}, sum by (le) ({rate(metric, '_bucket')}))"
 
 
-def expression(expr: Expr) -> str:
-    """An expression of the rulebook, as its rule reads it, narrowed by the variables."""
+def narrowed(expr: Expr, variables: Mapping[str, str]) -> str:
+    """An expression of the rulebook, as its rule reads it, narrowed by these variables."""
     text = expr.promql()
     for name in expr.metrics():
-        selectors = SELECTORS[METRICS[name].scope]
+        selectors = variables[METRICS[name].scope]
         text = re.sub(
             rf"\b{name}\b(?:{{([^}}]*)}})?",
             lambda found, name=name, selectors=selectors: (  # type: ignore[misc]
@@ -64,6 +83,12 @@ def expression(expr: Expr) -> str:
             ),
             text,
         )
+    return text
+
+
+def expression(expr: Expr) -> str:
+    """The same for the chosen ranks, or their nodes."""
+    text = narrowed(expr, SELECTORS)
     if all(METRICS[name].scope == "rank" for name in expr.metrics()):
         return text
     return f"{text} and on (job, instance) {select(RANK_UP)}"

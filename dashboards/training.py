@@ -37,7 +37,7 @@ from gpuwatch.catalog import (
     STEPS,
     WINDOW_SLOW_EXCESS_SECONDS,
 )
-from gpuwatch.rulebook.data import RESTART_COST
+from gpuwatch.rulebook.waiting import RESTART_COST
 
 
 def training() -> str:

@@ -25,3 +25,6 @@ REGRESSION_MEMORY_RATIO = 1.10
 
 REGRESSION_WAIT_POINTS = 0.05
 """A share of step time spent waiting for data that is this much larger than the earlier one is a regression."""
+
+IDLE_GPU_RATIO = 0.05
+"""A GPU that ran kernels for less than this share of ten minutes did nothing."""

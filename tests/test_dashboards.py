@@ -24,9 +24,8 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dashboards.memory import memory
+from dashboards import boards
 from dashboards.normalise import normalised
-from dashboards.training import training
 from gpuwatch import catalog
 from gpuwatch.expr import Metric as CatalogMetric
 from gpuwatch.render.alerts import alert_rules
@@ -36,10 +35,23 @@ from gpuwatch.rulebook import RULES, RULES_BY_ID
 Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
-BOARDS: list[Json] = [json.loads(training()), json.loads(memory())]
-BOARD = BOARDS[0]
+BOARDS: list[Json] = [json.loads(draw()) for draw in boards.BOARDS.values()]
 PANELS: list[Json] = [panel for board in BOARDS for panel in board["panels"] if panel["type"] != "row"]
-TARGETS: list[tuple[str, Json]] = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+TARGETS: list[tuple[str, Json]] = [
+    (f"{board['uid'].removeprefix('gpuwatch-')}: {panel['title']}", target)
+    for board in BOARDS
+    for panel in board["panels"]
+    if panel["type"] != "row"
+    for target in panel["targets"]
+]
+VARIABLES = {
+    "gpuwatch-training": ["datasource", "job", "run", "rank", "runbooks"],
+    "gpuwatch-memory": ["datasource", "job", "run", "rank", "runbooks"],
+    "gpuwatch-hardware": ["datasource", "job", "node", "gpu", "runbooks"],
+    "gpuwatch-fleet": ["datasource", "job", "run", "node", "gpu", "runbooks"],
+}
+BY_RANK = ("training", "memory")
+"""Dashboards on the chosen ranks, in which every query is narrowed to them."""
 every_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
 SUFFIXES = ("_bucket", "_sum", "_count")
 JOINED = {"job", "instance", "le"}
@@ -61,7 +73,8 @@ def substituted(text: str, values: dict[str, str]) -> str:
 
 def everything() -> dict[str, str]:
     """Grafana's variables as they are when everything is chosen."""
-    chosen = {variable["name"]: variable.get("allValue", "any") for variable in BOARD["templating"]["list"]}
+    variables = [variable for board in BOARDS for variable in board["templating"]["list"]]
+    chosen = {variable["name"]: variable.get("allValue", "any") for variable in variables}
     return {**GRAFANA, **chosen}
 
 
@@ -101,10 +114,11 @@ def test_every_query_is_narrowed_by_the_variables(title: str, target: Json) -> N
     assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     for selector in re.findall(r"(?:gpuwatch_\w+|ALERTS)(\{[^}]*\})?", expr):
         assert 'job=~"$job"' in selector, f"{title}: {expr}"
-    assert 'run=~"$run"' in expr and 'rank=~"$rank"' in expr
+    if title.startswith(BY_RANK):
+        assert 'run=~"$run"' in expr and 'rank=~"$rank"' in expr
     assert not re.search(r"\$__interval\b", expr)
-    for inside in re.findall(r"rate\([^\[]*\[([^\]]+)\]", expr):
-        assert inside in ("$__rate_interval", "5m"), f"{title}: a rate over {inside}"
+    for inside in re.findall(r"(?:rate|increase)\([^\[]*\[([^\]]+)\]", expr):
+        assert inside in ("$__rate_interval", "$__range", "5m"), f"{title}: a rate over {inside}"
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{title} {target['refId']}" for title, target in TARGETS])
@@ -118,13 +132,15 @@ def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: s
         assert {part.partition("=")[0].strip("~! ") for part in inside.split(",")} <= known, f"{title}: {inside}"
     counters = {name for name, _ in selectors if name.endswith(("_total", *SUFFIXES))}
     for name in counters - _raw_counters():
-        assert re.search(rf"rate\({name}", target["expr"]), f"{title}: the counter {name} is shown without a rate"
+        assert re.search(rf"(rate|increase)\({name}", target["expr"]), (
+            f"{title}: the counter {name} is shown without a rate"
+        )
 
 
 def _raw_counters() -> set[str]:
-    # Shares of whole runs, and the few faults of the hooks, are read as totals.
+    # Shares of whole runs, and what is rare and lasts (faults of the hooks, grave errors), are read as totals.
     whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
-    return {*whole, catalog.GUARD_FAULTS.name}
+    return {*whole, catalog.GUARD_FAULTS.name, catalog.GPU_REMAPPED_ROWS.name, catalog.GPU_GRAVE_ERRORS.name}
 
 
 def test_the_limits_on_a_panel_are_those_of_its_rule() -> None:
@@ -149,7 +165,7 @@ def test_every_linked_runbook_exists(board: Json) -> None:
 
 
 def test_the_dashboards_keep_their_addresses() -> None:
-    assert [board["uid"] for board in BOARDS] == ["gpuwatch-training", "gpuwatch-memory"]
+    assert [board["uid"] for board in BOARDS] == list(VARIABLES)
 
 
 @every_board
@@ -157,8 +173,8 @@ def test_a_dashboard_is_of_todays_schema(board: Json) -> None:
     assert board["schemaVersion"] == 39
     assert not {"rows", "style", "hideControls", "sharedCrosshair", "__inputs"} & board.keys()
     names = [variable["name"] for variable in board["templating"]["list"]]
-    assert names == ["datasource", "job", "run", "rank", "runbooks"]
-    for variable in board["templating"]["list"][1:4]:
+    assert names == VARIABLES[board["uid"]]
+    for variable in board["templating"]["list"][1:-1]:
         assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+"
 
 
@@ -243,6 +259,8 @@ class EverythingPublished(Collector):
             return 10 * age
         if metric == catalog.OBSERVATION:
             return 200.0
+        if metric == catalog.GPU_UTILIZATION:
+            return 0.02 if labels[0] == "1" else 1.0  # one GPU does nothing
         if metric == catalog.SOURCE_UP:
             return float("nvml" not in labels)
         return 1.0
@@ -337,8 +355,9 @@ class TestAgainstPrometheus:
         for metric in catalog.METRICS.values():
             assert (f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name) in stored
 
-    def test_every_variable_finds_values(self, prometheus: Prometheus) -> None:
-        for variable in BOARD["templating"]["list"]:
+    @every_board
+    def test_every_variable_finds_values(self, board: Json, prometheus: Prometheus) -> None:
+        for variable in board["templating"]["list"]:
             if variable["type"] != "query":
                 continue
             found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dashboards.memory import memory
-from dashboards.training import training
+from dashboards.boards import BOARDS
 from gpuwatch.render.alertmanager import alertmanager_config
 from gpuwatch.render.alerts import alert_rules
 from gpuwatch.render.kubernetes import prometheus_rule
@@ -33,8 +32,7 @@ def generated(root: Path = ROOT) -> dict[str, str]:
         "alerts/gpuwatch.test.yaml": promtool_tests(RULES),
         "deploy/kubernetes/prometheusrule.yaml": prometheus_rule(RULES),
         "deploy/stack/alertmanager/alertmanager.yml": alertmanager_config(RULES),
-        "dashboards/json/memory.json": memory(),
-        "dashboards/json/training.json": training(),
+        **{f"dashboards/json/{name}.json": draw() for name, draw in BOARDS.items()},
         **{f"alerts/runbooks/{rule.id}.md": runbook(rule) for rule in RULES},
     }
     readme = root / "README.md"

@@ -1,0 +1,18 @@
+"""Every dashboard there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dashboards.fleet import fleet
+from dashboards.hardware import hardware
+from dashboards.memory import memory
+from dashboards.training import training
+
+BOARDS: Mapping[str, Callable[[], str]] = {
+    "training": training,
+    "memory": memory,
+    "hardware": hardware,
+    "fleet": fleet,
+}
+"""By the name of their file."""

@@ -1,0 +1,211 @@
+"""The dashboard "GPU hardware": what NVML says of every GPU, in a run or not, and what its utilisation does not say."""
+
+from __future__ import annotations
+
+from dashboards.panels import Limit, Link, Panel, Query, Variable, board, row, stat, statetimeline, table, timeseries
+from dashboards.parts import COLORS, limits
+from dashboards.queries import ALERTS, ALONE, UNITS, narrowed, plain, plain_rate
+from gpuwatch.catalog import (
+    GPU_CLOCK_REASON,
+    GPU_ECC_CORRECTED,
+    GPU_ECC_UNCORRECTED,
+    GPU_ENERGY,
+    GPU_FOREIGN_MEMORY,
+    GPU_GRAVE_ERRORS,
+    GPU_INFO,
+    GPU_MEMORY_BUSY,
+    GPU_MEMORY_CLOCK,
+    GPU_MEMORY_TOTAL,
+    GPU_MEMORY_USED,
+    GPU_NVLINK_RECEIVED,
+    GPU_NVLINK_SENT,
+    GPU_PCIE_GENERATION,
+    GPU_PCIE_GENERATION_MAX,
+    GPU_PCIE_RECEIVED,
+    GPU_PCIE_REPLAYS,
+    GPU_PCIE_SENT,
+    GPU_PCIE_WIDTH,
+    GPU_PCIE_WIDTH_MAX,
+    GPU_POWER,
+    GPU_POWER_DEFAULT_LIMIT,
+    GPU_POWER_LIMIT,
+    GPU_PROCESSES,
+    GPU_REMAP_FAILED,
+    GPU_REMAP_PENDING,
+    GPU_REMAPPED_ROWS,
+    GPU_SM_CLOCK,
+    GPU_SM_CLOCK_MAX,
+    GPU_TEMPERATURE,
+    GPU_UTILIZATION,
+    GPU_XID_ERRORS,
+    GPU_XID_TIME,
+    GRAVE_XIDS,
+    SOURCE_SECONDS,
+    SOURCE_UP,
+)
+from gpuwatch.expr import Metric
+from gpuwatch.render.runbooks import RUNBOOKS
+from gpuwatch.rulebook import RULES_BY_ID
+
+GPU = "{{instance}} gpu {{gpu}}"
+VARIABLES = (
+    Variable("job", "Job", f"label_values({GPU_INFO.name}, job)"),
+    Variable("node", "Node", f'label_values({GPU_INFO.name}{{job=~"$job"}}, instance)'),
+    Variable("gpu", "GPU", f'label_values({GPU_INFO.name}{{job=~"$job", instance=~"$node"}}, gpu)'),
+    Variable("runbooks", "Runbooks at", text=RUNBOOKS),
+)
+
+
+def hardware() -> str:
+    """The dashboard's JSON."""
+    return board(
+        "gpuwatch / GPU hardware",
+        "gpuwatch-hardware",
+        "What every GPU does and what holds it back: load, clocks, power, heat, errors, links.",
+        VARIABLES,
+        (*_summary(), *_load(), *_clocks(), *_errors(), *_links(), *_telemetry()),
+        ("gpuwatch", "gpu"),
+    )
+
+
+def _lines(title: str, shown: list[tuple[Metric, str]], *, width: int = 12, hint: str = "") -> Panel:
+    """Gauges as they are, each called by its GPU and a word."""
+    return timeseries(
+        title,
+        " ".join([*(metric.help for metric, _ in shown), *([hint] if hint else [])]),
+        [Query(plain(metric), f"{GPU} {word}".rstrip()) for metric, word in shown],
+        UNITS.get(shown[0][0].unit, "none"),
+        width=width,
+    )
+
+
+def _rates(title: str, shown: list[tuple[Metric, str]], unit: str, *, width: int = 12) -> Panel:
+    return timeseries(
+        title,
+        " ".join(metric.help for metric, _ in shown),
+        [Query(plain_rate(metric), f"{GPU} {word}".rstrip()) for metric, word in shown],
+        unit,
+        width=width,
+    )
+
+
+def _rule(id: str, title: str, *, width: int = 12) -> Panel:
+    rule = RULES_BY_ID[id]
+    return timeseries(
+        title,
+        f"{rule.title} ({rule.id}). {rule.because}",
+        [Query(narrowed(rule.value.expr, ALONE), GPU)],
+        UNITS.get(rule.value.unit, "none"),
+        width=width,
+        limits=limits(id, rule.value.expr),
+        links=[Link(f"Runbook: {rule.id}", f"${{runbooks}}{rule.id}.md")],
+    )
+
+
+def _summary() -> tuple[Panel, ...]:
+    none = f"0 * count({plain(GPU_INFO)})"
+    firing = ALERTS % (ALONE["gpu"] + ', rule!=""')
+    return (
+        row("The GPUs"),
+        stat("GPUs", GPU_INFO.help, Query(f"count({plain(GPU_INFO)})", "gpus"), "none"),
+        stat("Busy", "GPUs on which some kernel ran in at least half of the last minute.",
+             Query(f"count(avg_over_time({plain(GPU_UTILIZATION)}[1m]) >= 0.5) or {none}", "busy"), "none"),
+        stat("Power", "Drawn by all chosen GPUs together.", Query(f"sum({plain(GPU_POWER)})", "power"), "watt"),
+        stat("Hottest", GPU_TEMPERATURE.help, Query(f"max({plain(GPU_TEMPERATURE)})", "temperature"), "celsius"),
+        stat("Held down by heat or power", RULES_BY_ID["hw-thermal-throttle"].title + ": the share of five minutes.",
+             Query(f"max({narrowed(RULES_BY_ID['hw-thermal-throttle'].value.expr, ALONE)})", "share"), "percentunit",
+             limits=limits("hw-thermal-throttle", RULES_BY_ID["hw-thermal-throttle"].value.expr)),
+        stat("Grave errors", GPU_GRAVE_ERRORS.help + " Over the range shown.",
+             Query(f"sum(increase({plain(GPU_GRAVE_ERRORS)}[$__range]))", "errors"), "none", decimals=0,
+             limits=(Limit(1, COLORS["critical"]),)),
+        table("What is wrong with them now", "Firing alerts on GPUs. The rule's name leads to its runbook.",
+              Query(firing, "{{rule}}"),
+              columns={"severity": "Severity", "rule": "Rule", "instance": "Node", "gpu": "GPU", "uuid": "UUID"},
+              width=12, links={"rule": Link("Runbook", "${runbooks}${__value.raw}.md")}),
+        table("Which GPUs there are", GPU_INFO.help, Query(plain(GPU_INFO), "{{name}}"),
+              columns={"instance": "Node", "gpu": "GPU", "name": "Name", "pci_bus_id": "PCI address", "uuid": "UUID"},
+              width=12),
+    )  # fmt: skip
+
+
+def _load() -> tuple[Panel, ...]:
+    share = f"{plain(GPU_POWER)} / ({plain(GPU_POWER_LIMIT)} > 0)"
+    return (
+        row("Load"),
+        _lines("How much of the time any kernel ran", [(GPU_UTILIZATION, "")],
+               hint="One small kernel counts as much as a full device: compare with the power and the memory below."),
+        timeseries(
+            "How hard it worked while a kernel ran",
+            "Power drawn as a share of the limit, where some kernel ran at all. Utilisation near 100 % with little "
+            "power is a device that waits: for small kernels, for memory, for its peers.",
+            [Query(f"({share}) and ({plain(GPU_UTILIZATION)} >= 0.5)", GPU)],
+            "percentunit"),
+        _lines("How much of the time its memory was read or written", [(GPU_MEMORY_BUSY, "")]),
+        _lines("How much memory the driver has handed out", [(GPU_MEMORY_USED, "used"), (GPU_MEMORY_TOTAL, "of")]),
+        _lines("How many processes compute on it", [(GPU_PROCESSES, "")]),
+        _lines("What strangers hold of its memory", [(GPU_FOREIGN_MEMORY, "")]),
+    )  # fmt: skip
+
+
+def _clocks() -> tuple[Panel, ...]:
+    return (
+        row("Clocks, power and heat"),
+        _lines("At what clock it runs", [(GPU_SM_CLOCK, ""), (GPU_SM_CLOCK_MAX, "at most")]),
+        _rule("hw-thermal-throttle", "How much of the time heat or a power brake held the clock down"),
+        statetimeline(
+            "What holds the clock down", GPU_CLOCK_REASON.help + " The power cap is normal at full load.",
+            Query(max_of(GPU_CLOCK_REASON), GPU + " {{reason}}"),
+            states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])}, height=10,
+        ),
+        _lines("How much power it draws",
+               [(GPU_POWER, ""), (GPU_POWER_LIMIT, "limit"), (GPU_POWER_DEFAULT_LIMIT, "default limit")]),
+        _lines("How hot it is", [(GPU_TEMPERATURE, "")]),
+        _rates("How much energy it uses", [(GPU_ENERGY, "")], "watt"),
+        _lines("At what clock its memory runs", [(GPU_MEMORY_CLOCK, "")]),
+    )  # fmt: skip
+
+
+def max_of(metric: Metric) -> str:
+    """One series for each of the metric's own labels, whatever else it carries."""
+    return f"max by (instance, gpu, {', '.join(metric.labels)}) ({plain(metric)})"
+
+
+def _errors() -> tuple[Panel, ...]:
+    grave = ", ".join(f"{code} {meaning}" for code, meaning in GRAVE_XIDS.items())
+    return (
+        row("Errors"),
+        timeseries("Which errors the driver reported", GPU_XID_ERRORS.help + f" Grave ones: {grave}.",
+                   [Query(f"increase({plain(GPU_XID_ERRORS)}[$__rate_interval])", GPU + " XID {{xid}}")], "none"),
+        _lines("When the driver last reported an error", [(GPU_XID_TIME, "")]),
+        timeseries("How many memory errors came", f"{GPU_ECC_CORRECTED.help} {GPU_ECC_UNCORRECTED.help}",
+                   [Query(f"increase({plain(GPU_ECC_CORRECTED)}[$__rate_interval])", GPU + " corrected"),
+                    Query(f"increase({plain(GPU_ECC_UNCORRECTED)}[$__rate_interval])", GPU + " uncorrected")], "none"),
+        timeseries("How many rows of memory were replaced", GPU_REMAPPED_ROWS.help + " In all.",
+                   [Query(max_of(GPU_REMAPPED_ROWS), GPU + " {{cause}}")], "none"),
+        _lines("Whether a row waits to be replaced, or could not be",
+               [(GPU_REMAP_PENDING, "pending"), (GPU_REMAP_FAILED, "failed")]),
+        _rule("hw-memory-errors", "How many grave errors there were"),
+    )  # fmt: skip
+
+
+def _links() -> tuple[Panel, ...]:
+    return (
+        row("Links"),
+        _rates("What goes over PCIe", [(GPU_PCIE_RECEIVED, "to it"), (GPU_PCIE_SENT, "from it")], "Bps"),
+        _rates("What goes over NVLink", [(GPU_NVLINK_RECEIVED, "to it"), (GPU_NVLINK_SENT, "from it")], "Bps"),
+        _lines("How wide the PCIe link is", [(GPU_PCIE_WIDTH, ""), (GPU_PCIE_WIDTH_MAX, "at most")], width=8),
+        _lines("Which generation of PCIe it speaks",
+               [(GPU_PCIE_GENERATION, ""), (GPU_PCIE_GENERATION_MAX, "at most")], width=8,
+               hint="An idle link slows down to save power."),
+        _rates("How often PCIe had to send again", [(GPU_PCIE_REPLAYS, "")], "ops", width=8),
+    )  # fmt: skip
+
+
+def _telemetry() -> tuple[Panel, ...]:
+    return (
+        row("The telemetry itself"),
+        timeseries("Whether NVML answers", SOURCE_UP.help,
+                   [Query(plain(SOURCE_UP.where(source="nvml")), "{{instance}}")], "none"),
+        timeseries("How long NVML takes to answer", SOURCE_SECONDS.help,
+                   [Query(plain(SOURCE_SECONDS.where(source="nvml")), "{{instance}}")], "s"),
+    )  # fmt: skip
