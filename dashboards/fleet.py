@@ -121,7 +121,7 @@ def _runbook(id: str) -> Link:
 def _gpus() -> tuple[Panel, ...]:
     gpu = "{{instance}} gpu {{gpu}}"
     return (
-        row("GPUs"),
+        row("The GPUs"),
         table("Which GPUs do nothing", f"Busy for less than {IDLE_GPU_RATIO:.0%} of ten minutes; those in use first.",
               Query(f"sort_desc({plain(GPU_PROCESSES)} and ({_USED} < {IDLE_GPU_RATIO}))", gpu),
               columns={"instance": "Node", "gpu": "GPU", "uuid": "UUID", "Value": "Processes"}),
