@@ -91,7 +91,7 @@ def _findings() -> tuple[Panel, ...]:
 def _runs() -> tuple[Panel, ...]:
     stall, peak = RULES_BY_ID["data-stall"], RULES_BY_ID["mem-near-capacity"]
     return (
-        row("Runs"),
+        row("The runs"),
         table("Ranks of each run", "How many of its ranks live.",
               Query(f"sort_desc(count by (run) ({_UP}))", "{{run}}"),
               columns={"run": "Run", "Value": "Ranks"}, width=8),
