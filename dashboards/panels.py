@@ -35,6 +35,19 @@ SCHEMA_VERSION = 39
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
+_LINK = {
+    "type": "link",
+    "targetBlank": True,
+    "icon": "external link",
+    "tooltip": "",
+    "tags": [],
+    "asDropdown": False,
+    "includeVars": False,
+    "keepTime": False,
+}
+"""What Grafana's schema wants of every link."""
+
+
 class _Heatmap(DrawnPanel):  # type: ignore[misc]
     """A heat map of today; everything beyond its type comes in ``extraJson``."""
 
@@ -153,7 +166,7 @@ def timeseries(
             tooltipSort="desc",
             thresholds=_steps(limits),
             thresholdsStyleMode="dashed" if limits else "off",
-            links=[{"title": link.title, "url": link.url, "targetBlank": True} for link in links],
+            links=[{**_LINK, "title": link.title, "url": link.url} for link in links],
         ),
     )
 
