@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dashboards.fleet import fleet
 from dashboards.hardware import hardware
 from dashboards.memory import memory
+from dashboards.ranks import ranks
 from dashboards.training import training
 
 BOARDS: Mapping[str, Callable[[], str]] = {
     "training": training,
     "memory": memory,
+    "ranks": ranks,
     "hardware": hardware,
     "fleet": fleet,
 }

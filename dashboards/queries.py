@@ -38,6 +38,9 @@ UNITS = {
 }
 """Grafana's ids of the catalog's units."""
 
+RECORDED = re.compile(r"\b\w+:gpuwatch_\w+:\w+")
+"""Names of series that Prometheus computes by a recording rule."""
+
 ALERTS = 'ALERTS{alertname=~"Gpuwatch.+", alertstate="firing", %s}'
 
 
@@ -73,11 +76,11 @@ def quantile(share: float, metric: Metric) -> str:
 
 def narrowed(expr: Expr, variables: Mapping[str, str]) -> str:
     """An expression of the rulebook, as its rule reads it, narrowed by these variables."""
-    text = expr.promql()
+    text = RECORDED.sub(lambda found: f"{found[0]}{{{variables['rank']}}}", expr.promql())
     for name in expr.metrics():
         selectors = variables[METRICS[name].scope]
         text = re.sub(
-            rf"\b{name}\b(?:{{([^}}]*)}})?",
+            rf"(?<![\w:]){name}\b(?!:)(?:{{([^}}]*)}})?",
             lambda found, name=name, selectors=selectors: (  # type: ignore[misc]
                 f"{name}{{{selectors}{', ' + found[1] if found[1] else ''}}}"
             ),

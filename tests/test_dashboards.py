@@ -47,6 +47,7 @@ TARGETS: list[tuple[str, Json]] = [
 VARIABLES = {
     "gpuwatch-training": ["datasource", "job", "run", "rank", "runbooks"],
     "gpuwatch-memory": ["datasource", "job", "run", "rank", "runbooks"],
+    "gpuwatch-ranks": ["datasource", "job", "run", "rank", "runbooks"],
     "gpuwatch-hardware": ["datasource", "job", "node", "gpu", "runbooks"],
     "gpuwatch-fleet": ["datasource", "job", "run", "node", "gpu", "runbooks"],
 }
@@ -112,7 +113,7 @@ def test_every_query_is_narrowed_by_the_variables(title: str, target: Json) -> N
     expr = target["expr"]
     assert target["legendFormat"]
     assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    for selector in re.findall(r"(?:gpuwatch_\w+|ALERTS)(\{[^}]*\})?", expr):
+    for selector in re.findall(r"(?:gpuwatch_[\w:]+|ALERTS)(\{[^}]*\})?", expr):
         assert 'job=~"$job"' in selector, f"{title}: {expr}"
     if title.startswith(BY_RANK):
         assert 'run=~"$run"' in expr and 'rank=~"$rank"' in expr
@@ -138,9 +139,10 @@ def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: s
 
 
 def _raw_counters() -> set[str]:
-    # Shares of whole runs, and what is rare and lasts (faults of the hooks, grave errors), are read as totals.
+    # Shares of whole runs, how far ranks are apart, and what is rare and lasts (faults of the hooks, grave errors), are read as totals.
     whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
-    return {*whole, catalog.GUARD_FAULTS.name, catalog.GPU_REMAPPED_ROWS.name, catalog.GPU_GRAVE_ERRORS.name}
+    rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS)
+    return {*whole, catalog.COLLECTIVES.name, *(metric.name for metric in rare)}
 
 
 def test_the_limits_on_a_panel_are_those_of_its_rule() -> None:
@@ -211,7 +213,8 @@ def test_promtool_reads_every_query(tmp_path: Path) -> None:
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "phase": catalog.PHASES,
-    "part": catalog.MEMORY_PARTS,
+    "part": (*catalog.MEMORY_PARTS, "items", "collate", "communication", "overlap"),
+    "state": ("enqueued", "completed"),
     "quantile": ("0.5", "0.99"),
     "reason": tuple(catalog.CLOCK_REASONS),
     "source": ("records", "nvml"),
@@ -257,6 +260,8 @@ class EverythingPublished(Collector):
     def _number(self, metric: CatalogMetric, labels: tuple[str, ...], age: float) -> float:
         if metric.kind == "counter":
             return 10 * age
+        if metric in (catalog.OWN_SECONDS, catalog.OWN_STEP_SECONDS):
+            return 2.0 if labels[1] == "1" else 1.0  # one rank is slow
         if metric == catalog.OBSERVATION:
             return 200.0
         if metric == catalog.GPU_UTILIZATION:

@@ -1,0 +1,139 @@
+"""The dashboard "Ranks": the ranks of a run beside each other: who is slow, who is behind, who is gone, who waits."""
+
+from __future__ import annotations
+
+from dashboards.panels import Limit, Panel, Query, board, heatmap, row, stat, statetimeline, table, timeseries
+from dashboards.parts import COLORS, RANK, VARIABLES, limits, metrics, rule_panel
+from dashboards.queries import ALONE, narrowed, rate, select
+from gpuwatch.catalog import (
+    COLLECTIVES,
+    CPU_WAIT_SECONDS,
+    DDP_SECONDS,
+    DEVICE_ACTIVE_PEAK,
+    GRADIENT_SYNCS,
+    OWN_SECONDS,
+    OWN_STEP_SECONDS,
+    RANK_ENDED,
+    RANK_EXIT_INFO,
+    RANK_INFO,
+    RANK_LAST_STEP,
+    RANK_POSITION,
+    RANK_PROGRESS_AGE,
+    RANK_UP,
+    STEPS,
+    WINDOW_STEP_SECONDS,
+)
+from gpuwatch.rulebook import RULES_BY_ID
+
+_STRAGGLER = RULES_BY_ID["dist-straggler"].value
+_MEDIAN = select(WINDOW_STEP_SECONDS.where(quantile="0.5"))
+_PHASE_OF_RANK = RANK + " {{phase}}"
+
+
+def ranks() -> str:
+    """The dashboard's JSON."""
+    return board(
+        "gpuwatch / Ranks",
+        "gpuwatch-ranks",
+        "The ranks of a run beside each other: who is slow and in which phase, who is behind, who is gone.",
+        VARIABLES,
+        (*_summary(), *_speed(), *_stragglers(), *_life(), *_communication()),
+        ("gpuwatch", "distributed"),
+    )
+
+
+def _excess() -> str:
+    """What each rank needs beyond its peers, by phase: as the rule has it."""
+    return narrowed(_STRAGGLER.expr, ALONE)
+
+
+def _summary() -> tuple[Panel, ...]:
+    nobody = f"0 * count({select(RANK_UP)})"
+    dead = f"({select(RANK_UP)} == 0) and ({select(RANK_ENDED)} == 0)"
+    last = select(RANK_LAST_STEP)
+    return (
+        row("The ranks"),
+        stat("Alive", RANK_UP.help, Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
+        stat("Gone without an end mark", RULES_BY_ID["run-dead"].title + ".",
+             Query(f"count({dead}) or {nobody}", "ranks"), "none", limits=(Limit(1, COLORS["critical"]),)),
+        stat("Steps between first and last", "How far the ranks of a run are apart.",
+             Query(f"max(max by (run) ({last}) - min by (run) ({last}))", "steps"), "none"),
+        stat("Longest without progress", RANK_PROGRESS_AGE.help,
+             Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s", limits=limits("run-hang", RANK_PROGRESS_AGE)),
+        stat("Largest excess of a rank", RULES_BY_ID["dist-straggler"].title + ": its share of a step.",
+             Query(f"max({_excess()})", "share"), "percentunit", limits=limits("dist-straggler", _STRAGGLER.expr)),
+        stat("Gradient reductions a step", GRADIENT_SYNCS.help,
+             Query(f"max({select(GRADIENT_SYNCS)}) or {nobody}", "reductions"), "none", decimals=1,
+             limits=limits("dist-no-sync-missing", GRADIENT_SYNCS)),
+    )  # fmt: skip
+
+
+def _speed() -> tuple[Panel, ...]:
+    return (
+        row("Speed"),
+        heatmap("How long a step takes on each rank", WINDOW_STEP_SECONDS.help + " The median.",
+                Query(f"max by (run, rank) ({_MEDIAN})", RANK), "s", width=12),
+        heatmap("How long each rank works by itself", OWN_STEP_SECONDS.help + " A rank that stands out holds up the "
+                "others, even where all steps take equally long.",
+                Query(f"max by (run, rank) ({select(OWN_STEP_SECONDS)})", RANK), "s", width=12),
+        timeseries("How many steps each rank makes", STEPS.help, [Query(rate(STEPS), RANK)], "ops"),
+        timeseries("How much of its time each rank waits for a core", CPU_WAIT_SECONDS.help,
+                   [Query(rate(CPU_WAIT_SECONDS), RANK)], "percentunit"),
+    )  # fmt: skip
+
+
+def _stragglers() -> tuple[Panel, ...]:
+    return (
+        row("Who holds up the others"),
+        table("Who is slower than the peers, and in which phase",
+              "The time a rank needs for work of its own beyond the mean of its peers, as a share of a step.",
+              Query(f"sort_desc(max by (run, rank, instance, phase) ({_excess()}) > 0)", _PHASE_OF_RANK),
+              columns={"run": "Run", "rank": "Rank", "instance": "Node", "phase": "Phase", "Value": "Excess"},
+              unit="percentunit", width=12),
+        timeseries("How much longer than its peers a rank works", RULES_BY_ID["dist-straggler"].title
+                   + " (dist-straggler). " + RULES_BY_ID["dist-straggler"].because,
+                   [Query(_excess(), _PHASE_OF_RANK)], "percentunit",
+                   limits=limits("dist-straggler", _STRAGGLER.expr)),
+        timeseries("What each rank works on", OWN_SECONDS.help, [Query(select(OWN_SECONDS), _PHASE_OF_RANK)], "s",
+                   width=24),
+    )  # fmt: skip
+
+
+def _life() -> tuple[Panel, ...]:
+    return (
+        row("Who lives"),
+        statetimeline("Which ranks are alive", RANK_UP.help,
+                      Query(f"max by (run, rank) ({select(RANK_UP)})", RANK),
+                      states={0: ("gone", COLORS["critical"]), 1: ("alive", "green")}),
+        rule_panel("run-hang", "How long nothing has happened"),
+        timeseries("How far each rank is", RANK_POSITION.help,
+                   [Query(select(RANK_POSITION), RANK + " {{bound}}")], "none"),
+        table("How ended ranks ended", RANK_EXIT_INFO.help,
+              Query(f"max by (run, rank, instance, cause) ({select(RANK_EXIT_INFO)})", RANK),
+              columns={"run": "Run", "rank": "Rank", "instance": "Node", "cause": "Cause"}, width=12),
+        table("Where each rank runs", RANK_INFO.help, Query(select(RANK_INFO), RANK),
+              columns={"run": "Run", "rank": "Rank", "node": "Node", "job_id": "Job", "experiment": "Experiment",
+                       "pid": "Process", "restart": "Restarts"}, width=12),
+    )  # fmt: skip
+
+
+def _communication() -> tuple[Panel, ...]:
+    return (
+        row("Communication"),
+        timeseries("What a step of DistributedDataParallel is made of", DDP_SECONDS.help,
+                   [Query(f"avg by (run, part) ({select(DDP_SECONDS)})", "{{run}} {{part}}")], "s"),
+        rule_panel("dist-comm-exposed", "How much of a step is communication that nothing hides", "{{run}}"),
+        timeseries("How many collectives each rank enters and completes", COLLECTIVES.help,
+                   [Query(rate(COLLECTIVES), RANK + " {{group}} {{state}}")], "ops"),
+        timeseries("How far the ranks' collectives are apart",
+                   "Collectives enqueued by the first rank of a run less those of the last: a gap that stays is a rank "
+                   "that did not enter one.",
+                   [Query(f"max by (run, group) ({_enqueued()}) - min by (run, group) ({_enqueued()})",
+                          "{{run}} {{group}}")], "none"),
+        metrics("How often a step reduces gradients", [GRADIENT_SYNCS], RANK),
+        metrics("How much each rank's device held at its peak", [DEVICE_ACTIVE_PEAK], RANK),
+    )  # fmt: skip
+
+
+def _enqueued() -> str:
+    return select(COLLECTIVES.where(state="enqueued"))
