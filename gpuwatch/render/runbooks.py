@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpuwatch.render.conditions import promql
+from gpuwatch.render.conditions import promql, recorded
 from gpuwatch.rulebook import RULES_BY_ID, Rule
 from gpuwatch.rulebook.techniques import TECHNIQUES
 
@@ -19,6 +19,7 @@ def runbook(rule: Rule) -> str:
         ("Fires when", _fires_when(rule)),
         ("What you are told", _evidence(rule)),
         ("What to do", rule.fix),
+        ("With the run's own numbers", _clauses(rule)),
         ("What it can bring", _sentence(gain_text(rule))),
         ("How to check", rule.check),
         ("Look-alikes that stay quiet", _list(f"{_capital(name)}." for name in _quiet(rule))),
@@ -49,12 +50,19 @@ def _fires_when(rule: Rule) -> str:
     text = f"{opening}\n\n```promql\n{promql(rule, rule.when)}\n```"
     if rule.critical_when is not None:
         text += f"\n\nIt is critical when this holds as long:\n\n```promql\n{promql(rule, rule.critical_when)}\n```"
+    for each in recorded([rule]):
+        text += f"\n\n`{each.name}` is recorded from\n\n```promql\n{each.expr.promql()}\n```"
     return text
 
 
 def _evidence(rule: Rule) -> str:
     text = _capital(re.sub(r"\{(\w+)\}", r"*\1*", rule.evidence))
     return f"{text}.{' The finding names the place.' if rule.observed else ''}"
+
+
+def _clauses(rule: Rule) -> str:
+    # In capitals, as some stand within code, where Markdown knows no emphasis.
+    return _list(re.sub(r"\{(\w+)\}", lambda named: named[1].upper(), clause.text) for clause in rule.clauses)
 
 
 def _quiet(rule: Rule) -> list[str]:

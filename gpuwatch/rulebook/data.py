@@ -1,54 +1,37 @@
-"""Waiting for data."""
+"""Waiting for data: that it happens, and what the settings of the loader have to do with it."""
 
 from __future__ import annotations
 
 from gpuwatch.catalog import (
-    CPU_BUDGET,
     EPOCH_RESTART_SECONDS,
     EPOCH_RESTARTS,
     EPOCH_START_SECONDS,
+    LOADER_BEST_WORKERS,
     LOADER_ITEM_SECONDS,
     LOADER_PERSISTENT,
     LOADER_WORKERS,
-    PHASE_SECONDS,
-    WINDOW_STEP_SECONDS,
     WINDOW_WAIT_SECONDS,
     WORKER_CPU_WAIT,
 )
-from gpuwatch.expr import Quantity, Rate, series_key
+from gpuwatch.expr import Quantity
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
-
-STEP_RATE = Rate(PHASE_SECONDS)
-WAIT_SHARE = Rate(PHASE_SECONDS.where(phase="data")) / STEP_RATE
-MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
-
-# A share alone is no evidence: on steps of a few milliseconds the queue of a worker is most of the time, and on a busy
-# machine its wait was seen to reach 3 ms without any fault. And a batch indexed out of tensors in memory costs well
-# under 50 us an item: a worker's queue would cost more.
-WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.005
-IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
-# Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
-STARVED = WORKER_CPU_WAIT >= 0.3
-STALLED = ((WAIT_SHARE >= 0.10) & WORTH_A_LOOK).unless(IN_MEMORY).unless(STARVED)
-
-RESTART_SHARE = EPOCH_RESTART_SECONDS / (PHASE_SECONDS + EPOCH_START_SECONDS)
-RESTART_COST = EPOCH_RESTART_SECONDS / EPOCH_RESTARTS
-
-_SHARE = Quantity("share", WAIT_SHARE, "ratio")
-_WAIT = Quantity("wait", WINDOW_WAIT_SECONDS, "seconds")
-_STEP = Quantity("step", MEDIAN_STEP, "seconds")
-_WORKERS = Quantity("workers", LOADER_WORKERS, "count")
-
-
-def _phases(data: float, rest: float) -> dict[str, tuple[float, ...]]:
-    """Phase counters of a run that spends these seconds of every minute on data and on the rest."""
-    return {
-        series_key(PHASE_SECONDS.name, {"phase": "data"}): ramp(data),
-        series_key(PHASE_SECONDS.name, {"phase": "forward"}): ramp(rest),
-    }
-
-
-_MEDIAN_STEP_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
+from gpuwatch.rulebook.waiting import (
+    ADVICE,
+    CORES,
+    IN_MEMORY,
+    MEDIAN_STEP_KEY,
+    RECOMMENDED,
+    RESTART_COST,
+    RESTART_SHARE,
+    SHARE,
+    STALLED,
+    STEP,
+    WAIT,
+    WAIT_SHARE,
+    WORKERS,
+    WORTH_A_LOOK,
+    phases,
+)
 
 RULES = (
     Rule(
@@ -59,14 +42,16 @@ RULES = (
         when=STALLED,
         critical_when=STALLED & (WAIT_SHARE >= 0.25),
         hold_minutes=2,
-        value=_SHARE,
-        quantities=(_WAIT, _STEP, _WORKERS),
+        value=SHARE,
+        quantities=(WAIT, STEP, WORKERS, *RECOMMENDED),
+        clauses=ADVICE,
         because=(
             "The training thread stands in the loader's next() while the device has nothing to do. "
-            "The first batch of an epoch is counted apart, and so is the loader of an evaluation."
+            "The first batch of an epoch is counted apart, and so is the loader of an evaluation. Said only where no "
+            "rule of the data path knows the cause."
         ),
-        evidence="{share} of step time is spent waiting for the next batch: {wait} of {step} (medians), "
-        "{workers} loader workers",
+        evidence="{share} of step time is spent waiting for the next batch: {wait} of {step} (medians); "
+        "there are {workers} loader workers",
         fix="Load ahead of the step: raise `num_workers` and `prefetch_factor`, set `persistent_workers=True`, or move "
         "decoding and augmentation to the device.",
         gain=Gain("no step can gain more than its wait", removable=WAIT_SHARE),
@@ -76,27 +61,27 @@ RULES = (
         examples=(
             Example(
                 "a quarter of each step",
-                {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), _MEDIAN_STEP_KEY: flat(0.075)},
+                {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), MEDIAN_STEP_KEY: flat(0.075)},
                 True,
                 "critical",
             ),
-            Example("an eighth of each step", {**_phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012)}, True),
-            Example("a large share of tiny steps", {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.001)}, False),
+            Example("an eighth of each step", {**phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012)}, True),
+            Example("a large share of tiny steps", {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.001)}, False),
             Example(
                 "workers without cores on a crowded machine",
-                {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), WORKER_CPU_WAIT.name: flat(0.5)},
+                {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), WORKER_CPU_WAIT.name: flat(0.5)},
                 False,
             ),
             Example(
                 "workers with cores of their own",
-                {**_phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012), WORKER_CPU_WAIT.name: flat(0.05)},
+                {**phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012), WORKER_CPU_WAIT.name: flat(0.05)},
                 True,
             ),
-            Example("fed by its workers", {**_phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004)}, False),
+            Example("fed by its workers", {**phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004)}, False),
             Example(
                 "large batches of tensors in memory",
                 {
-                    **_phases(20, 40),
+                    **phases(20, 40),
                     WINDOW_WAIT_SECONDS.name: flat(0.006),
                     LOADER_ITEM_SECONDS.name: flat(8e-6),
                 },
@@ -105,7 +90,7 @@ RULES = (
             Example(
                 "tensors in memory, an eighth of each step",
                 {
-                    **_phases(8, 52),
+                    **phases(8, 52),
                     WINDOW_WAIT_SECONDS.name: flat(0.006),
                     LOADER_ITEM_SECONDS.name: flat(8e-6),
                 },
@@ -118,23 +103,22 @@ RULES = (
         title="Batches are loaded on the training thread",
         severity="warn",
         scope="rank",
-        when=((WAIT_SHARE >= 0.05) & WORTH_A_LOOK & LOADER_WORKERS.equals(0)).unless(IN_MEMORY),
+        # Where there is no core to spare, a worker would be no better off.
+        when=((WAIT_SHARE >= 0.05) & WORTH_A_LOOK & LOADER_WORKERS.equals(0))
+        .unless(IN_MEMORY)
+        .unless(LOADER_BEST_WORKERS.equals(0)),
         hold_minutes=2,
-        value=_SHARE,
-        quantities=(
-            _WAIT,
-            _STEP,
-            Quantity("cores", CPU_BUDGET, "count"),
-            Quantity("item", LOADER_ITEM_SECONDS, "seconds"),
-        ),
+        value=SHARE,
+        quantities=(WAIT, STEP, CORES, Quantity("item", LOADER_ITEM_SECONDS, "seconds"), *RECOMMENDED),
+        clauses=ADVICE,
         because=(
             "With `num_workers=0` every item is read and transformed between two steps, and nothing overlaps. "
             "Said only where loading is slow: on tensors in memory it is the right setting."
         ),
-        evidence="`num_workers=0`, and {share} of step time goes into loading: {wait} of {step} (medians), {item} an "
-        "item; this rank may use {cores} cores",
-        fix="Pass `num_workers` to the DataLoader (start with 2, go up to the cores this rank may use) and "
-        "`persistent_workers=True`.",
+        evidence="`num_workers=0`, and {share} of step time goes into loading: {wait} of {step} (medians); "
+        "an item takes {item}; this rank may use {cores} cores",
+        fix="Pass `num_workers` and `persistent_workers=True` to the DataLoader, so that batches are made beside "
+        "training.",
         gain=Gain("no step can gain more than its wait", removable=WAIT_SHARE),
         check="The data share of the time split falls below 5 %.",
         suppresses=("data-stall",),
@@ -142,19 +126,25 @@ RULES = (
         examples=(
             Example(
                 "slow items, no workers",
-                {**_phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
-                 LOADER_ITEM_SECONDS.name: flat(0.002)},
+                {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
+                 LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(3)},
                 True,
             ),
             Example(
+                "slow items and no core to spare",
+                {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
+                 LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(0)},
+                False,
+            ),
+            Example(
                 "tensors in memory, no workers",
-                {**_phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.004), LOADER_WORKERS.name: flat(0),
+                {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.004), LOADER_WORKERS.name: flat(0),
                  LOADER_ITEM_SECONDS.name: flat(6e-6)},
                 False,
             ),
             Example(
                 "slow items, but workers",
-                {**_phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(2)},
+                {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(2)},
                 False,
             ),
         ),
@@ -174,7 +164,7 @@ RULES = (
         quantities=(
             Quantity("cost", RESTART_COST, "seconds"),
             Quantity("restarts", EPOCH_RESTARTS, "count"),
-            _WORKERS,
+            WORKERS,
         ),
         because=(
             "Without `persistent_workers=True` the loader stops its workers at the end of an epoch and starts new "
@@ -190,7 +180,7 @@ RULES = (
             Example(
                 "short epochs",
                 {
-                    **_phases(1, 30), EPOCH_START_SECONDS.name: ramp(20), EPOCH_RESTART_SECONDS.name: ramp(20),
+                    **phases(1, 30), EPOCH_START_SECONDS.name: ramp(20), EPOCH_RESTART_SECONDS.name: ramp(20),
                     EPOCH_RESTARTS.name: ramp(100), LOADER_WORKERS.name: flat(2), LOADER_PERSISTENT.name: flat(0),
                 },
                 True,
@@ -198,7 +188,7 @@ RULES = (
             Example(
                 "slow start of long epochs",
                 {
-                    **_phases(1, 57), EPOCH_START_SECONDS.name: ramp(3), EPOCH_RESTART_SECONDS.name: ramp(3),
+                    **phases(1, 57), EPOCH_START_SECONDS.name: ramp(3), EPOCH_RESTART_SECONDS.name: ramp(3),
                     EPOCH_RESTARTS.name: ramp(1), LOADER_WORKERS.name: flat(8), LOADER_PERSISTENT.name: flat(0),
                 },
                 True,
@@ -206,7 +196,7 @@ RULES = (
             Example(
                 "a start that is lost in a long epoch",
                 {
-                    **_phases(1, 58.5), EPOCH_START_SECONDS.name: ramp(0.5), EPOCH_RESTART_SECONDS.name: ramp(0.5),
+                    **phases(1, 58.5), EPOCH_START_SECONDS.name: ramp(0.5), EPOCH_RESTART_SECONDS.name: ramp(0.5),
                     EPOCH_RESTARTS.name: ramp(0.3), LOADER_WORKERS.name: flat(8), LOADER_PERSISTENT.name: flat(0),
                 },
                 False,
@@ -214,7 +204,7 @@ RULES = (
             Example(
                 "persistent workers with a slow first item",
                 {
-                    **_phases(1, 30), EPOCH_START_SECONDS.name: ramp(20), EPOCH_RESTART_SECONDS.name: ramp(20),
+                    **phases(1, 30), EPOCH_START_SECONDS.name: ramp(20), EPOCH_RESTART_SECONDS.name: ramp(20),
                     EPOCH_RESTARTS.name: ramp(100), LOADER_WORKERS.name: flat(2), LOADER_PERSISTENT.name: flat(1),
                 },
                 False,

@@ -1,0 +1,92 @@
+"""What the rules on waiting for data share: when a run waits, what is recommended, and runs to try them on."""
+
+from __future__ import annotations
+
+from gpuwatch.catalog import (
+    CPU_BUDGET,
+    EPOCH_RESTART_SECONDS,
+    EPOCH_RESTARTS,
+    EPOCH_START_SECONDS,
+    LOADER_AFFORDABLE,
+    LOADER_BATCH_SECONDS,
+    LOADER_BEST_PREFETCH,
+    LOADER_BEST_WAIT,
+    LOADER_BEST_WORKERS,
+    LOADER_ITEM_SECONDS,
+    LOADER_WORKERS,
+    PHASE_SECONDS,
+    WINDOW_STEP_SECONDS,
+    WINDOW_WAIT_SECONDS,
+    WORKER_CPU_WAIT,
+)
+from gpuwatch.expr import Quantity, Rate, series_key
+from gpuwatch.rulebook.rule import Clause, flat, ramp
+
+STEP_RATE = Rate(PHASE_SECONDS)
+WAIT_SHARE = Rate(PHASE_SECONDS.where(phase="data")) / STEP_RATE
+MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
+MAKING = LOADER_BATCH_SECONDS.where(quantile="0.5")
+
+# A share alone is no evidence: on steps of a few milliseconds the queue of a worker is most of the time, and on a busy
+# machine its wait was seen to reach 3 ms without any fault. And a batch indexed out of tensors in memory costs well
+# under 50 us an item: a worker's queue would cost more.
+WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.005
+IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
+# Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
+STARVED = WORKER_CPU_WAIT >= 0.3
+LONG_WAIT = (WAIT_SHARE >= 0.10) & WORTH_A_LOOK
+WAITING = LONG_WAIT.unless(IN_MEMORY)
+STALLED = WAITING.unless(STARVED)
+
+RESTART_SHARE = EPOCH_RESTART_SECONDS / (PHASE_SECONDS + EPOCH_START_SECONDS)
+RESTART_COST = EPOCH_RESTART_SECONDS / EPOCH_RESTARTS
+
+SHARE = Quantity("share", WAIT_SHARE, "ratio")
+WAIT = Quantity("wait", WINDOW_WAIT_SECONDS, "seconds")
+STEP = Quantity("step", MEDIAN_STEP, "seconds")
+WORKERS = Quantity("workers", LOADER_WORKERS, "count")
+CORES = Quantity("cores", CPU_BUDGET, "count")
+
+RECOMMENDED = (
+    Quantity("best", LOADER_BEST_WORKERS, "count"),
+    Quantity("ahead", LOADER_BEST_PREFETCH, "count"),
+    Quantity("left", LOADER_BEST_WAIT, "ratio"),
+    Quantity("making", MAKING, "seconds"),
+    Quantity("affordable", LOADER_AFFORDABLE, "seconds"),
+)
+"""What the clauses below name."""
+
+SETTING = Clause(
+    "By this run's own costs `num_workers={best}, prefetch_factor={ahead}` is enough: about {left} of step time would "
+    "still be spent waiting.",
+    when=(LOADER_BEST_WAIT < 0.05) & (LOADER_BEST_WORKERS > 0),
+)
+BEST_SETTING = Clause(
+    "By this run's own costs `num_workers={best}, prefetch_factor={ahead}` is the best there is, and {left} of step "
+    "time would still be spent waiting.",
+    when=(LOADER_BEST_WAIT >= 0.05) & (LOADER_BEST_WORKERS > 0),
+)
+SHRINK = Clause(
+    "For training not to wait, making a batch must come down from {making} to about {affordable}.",
+    when=(LOADER_BEST_WAIT >= 0.05) & (LOADER_AFFORDABLE > 0),
+)
+ADVICE = (SETTING, BEST_SETTING, SHRINK)
+"""The number of workers that this run needs, or what else has to shrink."""
+
+
+def phases(data: float, rest: float) -> dict[str, tuple[float, ...]]:
+    """Phase counters of a run that spends these seconds of every minute on data and on the rest."""
+    return {
+        series_key(PHASE_SECONDS.name, {"phase": "data"}): ramp(data),
+        series_key(PHASE_SECONDS.name, {"phase": "forward"}): ramp(rest),
+    }
+
+
+def waits(seconds: float = 0.025, share: float = 1 / 3, workers: float | None = None) -> dict[str, tuple[float, ...]]:
+    """A run that waits so long for a batch, for so much of its time."""
+    known = {**phases(60 * share, 60 * (1 - share)), WINDOW_WAIT_SECONDS.name: flat(seconds)}
+    return known if workers is None else {**known, LOADER_WORKERS.name: flat(workers)}
+
+
+MEDIAN_STEP_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
+MAKING_KEY = series_key(LOADER_BATCH_SECONDS.name, {"quantile": "0.5"})
