@@ -139,7 +139,7 @@ def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: s
 
 
 def _raw_counters() -> set[str]:
-    # Shares of whole runs, how far ranks are apart, and what is rare and lasts (faults of the hooks, grave errors), are read as totals.
+    # Shares of whole runs, how far ranks are apart, and what is rare and lasts are read as totals.
     whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
     rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS)
     return {*whole, catalog.COLLECTIVES.name, *(metric.name for metric in rare)}
