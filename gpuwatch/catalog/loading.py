@@ -7,7 +7,10 @@ from gpuwatch.catalog.naming import rank_metric
 LOADER_WORKERS = rank_metric("loader_workers", "gauge", "workers", "Worker processes of the watched loader.")
 LOADER_PERSISTENT = rank_metric("loader_persistent_workers", "gauge", "bool", "1 when workers outlive an epoch.")
 LOADER_ITEM_SECONDS = rank_metric(
-    "loader_item_seconds", "gauge", "seconds", "Median cost of one item of a batch loaded on the training thread."
+    "loader_item_seconds",
+    "gauge",
+    "seconds",
+    "Median time to make one item of a batch, its share of collation included, on the thread that makes it.",
 )
 WORKER_CPU_WAIT = rank_metric(
     "loader_worker_cpu_wait_ratio", "gauge", "ratio", "Share of its time a loader worker waited for a core."
@@ -62,6 +65,9 @@ WORKER_UNIQUE = rank_metric(
 )
 WORKERS_IDLE = rank_metric(
     "loader_idle_workers", "gauge", "workers", "Living worker processes of loaders that nobody iterates any more."
+)
+LOADERS_BUILT = rank_metric(
+    "loaders_built_total", "counter", "1", "Loaders of the training data so far: more than 1 where it is built anew."
 )
 WORKER_DEATHS = rank_metric("loader_worker_deaths_total", "counter", "1", "Loader workers that died while in use.")
 BATCH_PINNED = rank_metric("loader_batch_pinned", "gauge", "bool", "1 when the batches that come are in pinned memory.")

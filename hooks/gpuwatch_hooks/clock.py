@@ -97,17 +97,20 @@ class StepClock:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def open_begin(self) -> None:
+    def open_begin(self, joins: bool = False) -> None:
         """The training thread asks a watched loader for an iterator."""
-        self.fetch_begin(True)
+        self.fetch_begin(True, joins)
 
     def open_end(self) -> int:
         """The iterator is there; returns how long that took, in nanoseconds."""
         self.opened = True
         return self.fetch_end(False, _NAN)
 
-    def fetch_begin(self, first: bool) -> None:
-        """The training thread asks a watched loader for a batch; ``first`` of an epoch or not."""
+    def fetch_begin(self, first: bool, joins: bool = False) -> None:
+        """The training thread asks a watched loader for a batch; ``first`` of an epoch or not.
+
+        The batch ``joins`` that of another loader: a step takes one of each.
+        """
         now = self._move(EPOCH_START if first else DATA)
         if self.opened:
             self.opened = False  # the step's boundary was the opening
@@ -116,7 +119,7 @@ class StepClock:
             self._clear()
         elif not self.active:
             self._set_aside(BETWEEN)
-        elif not self.trained and not self.blind:
+        elif not self.trained and not self.blind and not joins:
             # A pass of the watched loader over the data without training: an evaluation, or batches skipped.
             self._set_aside(EVALUATION if self.evaluated else BETWEEN)
         elif not self.optimizer_seen and self.backwards:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -31,6 +32,7 @@ from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.handles import HandleProbe
 from gpuwatch_hooks.leaks import LeakProbe
+from gpuwatch_hooks.loading import LoadingProbe
 from gpuwatch_hooks.memory import HostMemory
 from gpuwatch_hooks.modules import ModuleProbe
 from gpuwatch_hooks.ownership import OwnershipProbe
@@ -40,15 +42,7 @@ from gpuwatch_hooks.precision import PrecisionProbe
 from gpuwatch_hooks.resources import ResourceProbe
 from gpuwatch_hooks.retention import RetentionProbe
 from gpuwatch_hooks.switches import SwitchProbe
-
-
-class WatchedLoader(Protocol):
-    """What the session needs to know of a loader it watches."""
-
-    varying: bool
-
-    def publish(self) -> None:
-        """Write its readings."""
+from gpuwatch_hooks.watchedloader import LoaderWatch
 
 
 class Publishes(Protocol):
@@ -93,7 +87,8 @@ class Session:
         self.handles = HandleProbe(self.record, self.clock, self.models)
         self.ownership = OwnershipProbe(self.record, self.clock, self.models)
         self.modules = ModuleProbe(self.record, self.clock, self.models, self.ownership.living)
-        self.loaders: list[WatchedLoader] = []
+        self.loaders: list[LoaderWatch] = []
+        self.loading = LoadingProbe(self.record, self.clock, self.loaders)
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
         guard.listeners.append(self._fault)
@@ -170,6 +165,7 @@ class Session:
             if pace.steps >= pace.next_look and (self._all_stepped(pace.mask) or pace.steps > pace.next_look + 1):
                 self.open_look()
             return
+        self.loading.thread = threading.get_ident()
         search(self)
         step_ended(self)
         pace.steps = self.clock.steps
@@ -202,7 +198,8 @@ class Session:
 
     def varying(self) -> bool:
         """Whether batches differ in size, or are not seen."""
-        return any(loader.varying for loader in self.loaders) or not self.loaders
+        feeding = [loader for loader in self.loaders if loader.feeds is not False]
+        return any(loader.varying for loader in feeding) or not feeding
 
     def publish(self) -> None:
         """Write everything that is not written at each step."""
@@ -221,7 +218,7 @@ class Session:
             self.growth,
             self.handles,
             self.cycles,
-            *self.loaders,
+            self.loading,
         )
         for part in parts:
             part.publish()
@@ -317,6 +314,7 @@ def note_uncaught(session: Session) -> None:
     if isinstance(error, BaseException) and not session.ended:
         cause = type(error).__name__
         session.record.values[session.record.series(RANK_EXIT_INFO.name, cause=cause)] = 1.0
+        session.loading.note_death(error)
         note_shortage(session, error)
 
 
