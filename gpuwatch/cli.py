@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gpuwatch.commands import UsageError, add_commands, add_directory
 from gpuwatch.config import DEFAULT_PORT, record_directory
 from gpuwatch.layout import SUFFIX
 from gpuwatch.reader import RecordError, Snapshot, read, read_all
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 DONE, FOUND, FAILED = 0, 1, 2
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
-
-
-class UsageError(ValueError):
-    """The command cannot do what was asked; the text is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--json", action="store_true", help="print the report as JSON")
     report.add_argument("--html", type=Path, metavar="FILE", help="write the report as one HTML file")
-    _add_directory(report)
+    add_directory(report)
     report.set_defaults(command=_report)
 
     compare = commands.add_parser(
@@ -86,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("after", metavar="RUN_B", help="the run to judge")
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
     compare.add_argument("--fail-on-regression", action="store_true", help="exit with 1 when RUN_B is worse")
-    _add_directory(compare)
+    add_directory(compare)
     compare.set_defaults(command=_compare)
 
     serve = commands.add_parser("serve", help="serve metrics and a status page for every run of this node")
@@ -97,8 +94,11 @@ def parser() -> argparse.ArgumentParser:
         help="where to listen (default: %(default)s)",
     )
     serve.add_argument("--exit-when-idle", type=_seconds, metavar="SECONDS", help="end this long after the last run")
+    serve.add_argument(
+        "--web-config", type=Path, metavar="FILE", help="certificates and users, as Prometheus' exporters read them"
+    )
     serve.add_argument("--any-port", action="store_true", help="take a free port when this one is busy")
-    _add_directory(serve)
+    add_directory(serve)
     serve.set_defaults(command=_serve)
 
     explain = commands.add_parser("explain", help="what a rule means, when it fires and what to do")
@@ -108,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     explain.set_defaults(command=_explain)
 
     _add_snapshots(commands)
+    add_commands(commands)
 
     demo = commands.add_parser("demo", help="a real training run with planted faults, its report, and the run repaired")
     demo.add_argument("--steps", type=_steps, metavar="N", help="steps of each of the two runs")
@@ -129,10 +130,6 @@ def _add_snapshots(commands: argparse._SubParsersAction[_Parser]) -> None:
     replay.add_argument("--capacity", type=_bytes, metavar="BYTES", help="memory to fit into, such as 40GiB")
     replay.add_argument("--json", action="store_true", help="print the comparison as JSON")
     replay.set_defaults(command=_replay)
-
-
-def _add_directory(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--dir", type=Path, metavar="DIR", help="directory of flight records (default: GPUWATCH_DIR)")
 
 
 def _seconds(text: str) -> float:
@@ -231,6 +228,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         arguments.dir or record_directory(),
         exit_when_idle=arguments.exit_when_idle,
         any_port=arguments.any_port,
+        web_config=arguments.web_config,
     )
 
 

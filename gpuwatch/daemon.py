@@ -13,28 +13,36 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwatch import postmortem, service
+from gpuwatch import heap, service
 from gpuwatch.config import DEFAULT_PORT
+from gpuwatch.httpserver import Application, Server
+from gpuwatch.inventory import Inventory, troubles
 from gpuwatch.layout import State
-from gpuwatch.lifecycle import Shelf
+from gpuwatch.lifecycle import Census
 from gpuwatch.neighbours import with_neighbours
 from gpuwatch.nvml import Nvml
 from gpuwatch.reader import RecordError, read
 from gpuwatch.sampler import Sampler
-from gpuwatch.web import Server, application
+from gpuwatch.web import application
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
+    from ssl import SSLContext
+
+    from gpuwatch.webconfig import WebConfig
 
 DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
 WATCH_SECONDS = 1.0
 WATCH_COST = 100
 LONGEST_PAUSE_SECONDS = 10.0
 """The watch over the records rests this many times as long as it took, within these limits."""
+
+TRIM_SECONDS = 20.0
+"""Between two times that free memory is given back."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -43,38 +51,66 @@ class UsageError(ValueError):
     """The daemon cannot serve as asked; the text is one line."""
 
 
+@dataclass
+class _Lock:
+    """The lock on a directory: the open file that holds it."""
+
+    directory: Path
+    file: int
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
 def serve(
     listen: str,
     directory: Path,
     *,
     exit_when_idle: float | None = None,
     any_port: bool = False,
+    web_config: Path | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, or until no rank has lived for ``exit_when_idle`` seconds. Main thread only.
 
-    ``listen`` is HOST:PORT; port 0 is any free one, and ``any_port`` takes one when the port is busy. Returns the exit
-    status: 0, or 2 after one line on standard error that says why it cannot serve.
+    ``listen`` is HOST:PORT; port 0 is any free one, and ``any_port`` takes one when the port is busy. ``web_config``
+    is a file with certificates and users (:mod:`gpuwatch.webconfig`). Returns the exit status: 0, or 2 after one line
+    on standard error that says why it cannot serve.
     """
     try:
         with contextlib.ExitStack() as stack:
             host, port = _address(listen)
+            guard = None if web_config is None else _guard(web_config)
             stack.enter_context(_signals_held_back())
-            lock = _hold(directory)
-            stack.callback(os.close, lock)
+            heap.share_one_arena()
+            lock = _Lock(directory, _hold(directory))
+            stack.callback(lock.close)
             sampler = Sampler(with_neighbours(Nvml().read, directory))
-            server = _listen(host, port, any_port, application(directory, sampler))
+            pages = application(directory, sampler, guard.allows if guard is not None and guard.users else None)
+            server = _listen(host, port, any_port, pages, guard.context if guard is not None and guard.secure else None)
             stack.callback(server.server_close)
             sampler.start()
             stack.callback(sampler.stop)
             threading.Thread(target=server.serve_forever, name="gpuwatch-http", daemon=True).start()
             stack.callback(server.shutdown)
-            service.announce(lock, server.server_port, server.url)
             _say(f"serving {server.url} for {directory}")
-            _watch(directory, exit_when_idle)
+            if not server.is_loopback() and (guard is None or not guard.users):
+                _say(f"warning: whoever reaches {host} can read what is served: --web-config FILE asks for a password")
+            heap.give_back()
+            _announce(lock, server)
+            _Watch(lock, server).run(exit_when_idle)
             return 0
     except (UsageError, service.Served) as error:
         _say(str(error))
         return 2
+
+
+def _guard(path: Path) -> WebConfig:
+    from gpuwatch.webconfig import WebConfig, WebConfigError
+
+    try:
+        return WebConfig(path)
+    except WebConfigError as error:
+        raise UsageError(str(error)) from None
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -95,12 +131,12 @@ def _hold(directory: Path) -> int:
         raise UsageError(f"cannot serve {directory}: {error.strerror}; --dir names another directory") from None
 
 
-def _listen(host: str, port: int, any_port: bool, pages: WSGIApplication) -> Server:
+def _listen(host: str, port: int, any_port: bool, pages: Application, tls: Callable[[], SSLContext] | None) -> Server:
     try:
-        return Server(host, port, pages)
+        return Server(host, port, pages, tls)
     except OSError as error:
         if any_port and port:
-            return _listen(host, 0, False, pages)
+            return _listen(host, 0, False, pages, tls)
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; --listen names another") from None
 
 
@@ -114,49 +150,91 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _watch(directory: Path, exit_when_idle: float | None) -> None:
-    """Write post-mortems until a signal says to end, or until no rank has lived for long enough."""
-    shelf, buried = Shelf(directory), set[Path]()
-    complaints: set[str] = set()
-    lived = time.monotonic()
-    while True:
-        began = time.monotonic()
+def _announce(lock: _Lock, server: Server) -> None:
+    try:
+        service.announce(lock.file, server.server_port, server.url)
+    except OSError as error:  # a full disk: it serves all the same
+        _say(f"cannot write down in {lock.directory / service.FILE} where it serves: {error.strerror}")
+
+
+class _Watch:
+    """Looks after the directory: post-mortems of the dead, the lock, the room that is left. Says a thing once."""
+
+    def __init__(self, lock: _Lock, server: Server) -> None:
+        self._lock = lock
+        self._server = server
+        self._census = Census(lock.directory)
+        self._buried: set[Path] = set()
+        self._said: set[str] = set()
+
+    def run(self, exit_when_idle: float | None) -> None:
+        """Until a signal says to end, or until no rank has lived for long enough."""
+        lived = trimmed = time.monotonic()
+        while True:
+            began = time.monotonic()
+            if began - trimmed >= TRIM_SECONDS:
+                trimmed = began
+                heap.give_back()
+            if self._look():
+                lived = time.monotonic()
+            now = time.monotonic()
+            if exit_when_idle is not None and now - lived >= exit_when_idle:
+                _say(f"no rank has lived for {exit_when_idle:g} s: ending")
+                return
+            pause = min(max(WATCH_SECONDS, WATCH_COST * (now - began)), LONGEST_PAUSE_SECONDS)
+            if signal.sigtimedwait(_ENDING, pause) is not None:
+                return
+
+    def _look(self) -> bool:
+        """Whether any rank lives."""
         try:
-            snapshots, _ = shelf.look()
+            snapshots, inventory = self._census.take()
         except OSError:
-            snapshots = []  # the metrics say so
+            return False  # the metrics say so
         dead = [snapshot for snapshot in snapshots if not snapshot.up]
         for snapshot in dead:
-            if snapshot.path not in buried and snapshot.state < State.CLEAN:
-                _bury(directory, snapshot.path, complaints)
-        buried = {snapshot.path for snapshot in dead}
-        now = time.monotonic()
-        if any(snapshot.up for snapshot in snapshots):
-            lived = now
-        if exit_when_idle is not None and now - lived >= exit_when_idle:
-            _say(f"no rank has lived for {exit_when_idle:g} s: ending")
-            return
-        pause = min(max(WATCH_SECONDS, WATCH_COST * (now - began)), LONGEST_PAUSE_SECONDS)
-        if signal.sigtimedwait(_ENDING, pause) is not None:
-            return
+            if snapshot.path not in self._buried and snapshot.state < State.CLEAN:
+                self._bury(snapshot.path)
+        self._buried = {snapshot.path for snapshot in dead}
+        self._look_after(inventory)
+        return len(dead) < len(snapshots)
 
+    def _look_after(self, inventory: Inventory) -> None:
+        lines = set(troubles(inventory))
+        kinds = {re.sub(r"[0-9.,]+ (?:.iB|B)?", "", line): line for line in lines}  # numbers change, the trouble stays
+        for kind in kinds.keys() - self._said:
+            _say(f"warning: {kinds[kind]}")
+        self._said = {said for said in self._said if said.startswith("cannot ")} | set(kinds)
+        if not service.holds(self._lock.file, self._lock.directory):
+            self._hold_again()
 
-def _bury(directory: Path, record: Path, complaints: set[str]) -> None:
-    """Write the post-mortem of a rank that left no end mark. What goes wrong is said once."""
-    try:
-        snapshot = read(record)
-    except (OSError, RecordError):
-        return  # removed or changed meanwhile
-    try:
-        written = postmortem.write(directory, snapshot)
-    except OSError as error:
-        complaint = f"cannot write post-mortems into {directory}: {error.strerror}"
-        if complaint not in complaints:
-            complaints.add(complaint)
-            _say(complaint)
-        return
-    if written is not None:
-        _say(f"rank {snapshot.rank} of {snapshot.run!a} died at step {snapshot.step}: {written}")
+    def _hold_again(self) -> None:
+        """Take the lock of a directory that was removed and made anew, so that runs find this daemon again."""
+        with contextlib.suppress(OSError, service.Served):
+            file = service.hold(self._lock.directory)
+            os.close(self._lock.file)
+            self._lock.file = file
+            _announce(self._lock, self._server)
+            _say(f"{self._lock.directory} was made anew: serving it")
+
+    def _bury(self, record: Path) -> None:
+        """Write the post-mortem of a rank that left no end mark."""
+        from gpuwatch import postmortem  # loads the advisor, which nothing else here needs
+
+        try:
+            snapshot = read(record)
+        except (OSError, RecordError):
+            return  # removed or changed meanwhile
+        try:
+            written = postmortem.write(self._lock.directory, snapshot)
+        except OSError as error:
+            complaint = f"cannot write post-mortems into {self._lock.directory}: {error.strerror}"
+            if complaint not in self._said:
+                self._said.add(complaint)
+                _say(complaint)
+            return
+        if written is not None:
+            _say(f"rank {snapshot.rank} of {snapshot.run!a} died at step {snapshot.step}: {written}")
 
 
 def _say(text: str) -> None:

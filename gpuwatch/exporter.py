@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: flight records and GPUs as series, worked out anew at every scrape.
+"""What Prometheus scrapes: flight records and GPUs as series, as they are at every scrape.
 
 The life of a rank: while it lives, everything; once it is gone, its final values until they were scraped once, and
 then a tombstone for an hour. No series is published twice, and one source that fails does not lose the other.
@@ -6,44 +6,48 @@ then a tombstone for an hour. No series is published twice, and one source that 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
 from gpuwatch.catalog import (
     BUILD_INFO,
-    METRICS,
+    DIRECTORY_BYTES,
+    DIRECTORY_FILES,
+    DIRECTORY_FREE,
     RECORDS,
     RECORDS_REJECTED,
-    SCOPES,
     SERIES_DROPPED,
     SOURCE_SECONDS,
     SOURCE_TIME,
     SOURCE_UP,
     STEP_SECONDS,
 )
-from gpuwatch.expr import Metric as Entry
-from gpuwatch.lifecycle import Shelf, last_seen, newest
-from gpuwatch.rankseries import Histogram, RankSeries, clean, rank_series, tombstone
+from gpuwatch.exposition import Table
+from gpuwatch.follower import Follower, Lines, Look
+from gpuwatch.inventory import Entry, Inventory, take_inventory
+from gpuwatch.lifecycle import Claims, last_seen, newest
+from gpuwatch.rankseries import RankSeries, Vetted, clean, published, rank_series, tombstone, vetted
 from gpuwatch.reader import RecordError, Snapshot, read
 from gpuwatch.sampler import Sampler, gpu_labels, gpu_series
 from gpuwatch.version import __version__
 
 TOMBSTONE_SECONDS = 3600.0
 """How long a rank is still mentioned after its end."""
+
+RANKS_PER_USER = 128
+"""Ranks of one user that are published: the living ones first, then the latest."""
+
+WORK_SECONDS = 0.002
+"""CPU time of a scrape after which no more gauges of recent steps are worked out: those left keep what they had, and
+come first next time. Eight ranks that all made new steps take about 8 ms."""
+
+REFUSED_SECONDS = 10.0
+"""A file that is no record is not looked at again for so long, unless it is written anew."""
 
 _REASONS = (
     (" is not a regular file", "type"),
@@ -56,65 +60,156 @@ _REASONS = (
 """How the reader's reasons begin, after the file's name."""
 
 _UNREADABLE = "unreadable"
+_LIMIT = "limit"
 
 
-class Exporter(Collector):
-    """A collector for a registry of prometheus_client; safe to be scraped by several threads at once."""
+@dataclass
+class _Ended:
+    """A rank whose process is gone. Its record changes no more; ``gone`` is monotonic, whatever the clock does."""
+
+    head: Snapshot
+    gone: float
+    final: bool = True  # not scraped since its end
+    told: bool = False  # the head says how it ended
+
+
+class Exporter:
+    """Series of one directory of records and of the node's GPUs; safe to be scraped by several threads at once."""
 
     def __init__(self, directory: Path, sampler: Sampler) -> None:
-        self._shelf = Shelf(directory)
+        self._directory = directory
         self._sampler = sampler
         self._lock = threading.Lock()
-        self._buried: set[Path] = set()
+        self._prefixes: dict[tuple[object, ...], str] = {}
+        self._lines = Lines(vetted)
+        self._followed: dict[Path, Follower[Vetted | None]] = {}
+        self._looks: dict[Path, Look[Vetted | None]] = {}
+        self._ended: dict[Path, _Ended] = {}
+        self._refused: dict[Path, tuple[tuple[int, int, int], float, str]] = {}
+        self._claims = Claims()
         self._records_read_at: float | None = None
 
-    def collect(self) -> Iterator[Metric]:
-        """Everything there is to say now."""
-        table = _Table()
+    def text(self, openmetrics: bool = False) -> str:
+        """Everything there is to say now, as Prometheus reads it."""
         with self._lock:
+            table = Table(self._prefixes)
             self._add_records(table)
-        self._add_gpus(table)
-        table.put(BUILD_INFO, (), (__version__,), 1.0)
-        yield from table.families()
+            self._add_gpus(table)
+            table.put(BUILD_INFO, (), (__version__,), 1.0)
+            return table.text(openmetrics)
 
-    def _add_records(self, table: _Table) -> None:
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _add_records(self, table: Table) -> None:
         began = time.monotonic()
         try:
-            snapshots, rejected = self._shelf.look()
+            inventory = take_inventory(self._directory)
         except OSError:
             _add_health(table, "records", False, time.monotonic() - began, self._records_read_at)
             return
-        dropped = 0
-        for snapshot in newest(snapshots):
-            published = self._rank(snapshot)
-            if published is not None:
-                table.put_rank(clean(snapshot.run), clean(str(snapshot.rank)), published)
-                dropped += published.dropped
-        self._buried = {snapshot.path for snapshot in snapshots if not snapshot.up}
-        table.put(RECORDS, (), (), len(snapshots))
-        table.put(SERIES_DROPPED, (), (), dropped)
-        for reason, count in Counter(_reason(name, text) for name, text in rejected).items():
-            table.put(RECORDS_REJECTED, (), (reason,), count)
+        heads = self._look(inventory.entries, began)
+        table.put(RECORDS, (), (), len(heads))
+        table.put(SERIES_DROPPED, (), (), self._add_ranks(table, heads, began))
+        self._add_directory(table, inventory)
         self._records_read_at = time.time()
         _add_health(table, "records", True, time.monotonic() - began, self._records_read_at)
 
-    def _rank(self, snapshot: Snapshot) -> RankSeries | None:
-        """What to publish of a rank now, according to its life; None for one that ended long ago."""
-        if snapshot.up:
-            return rank_series(snapshot)
-        if time.time() - last_seen(snapshot) > TOMBSTONE_SECONDS:
-            return None
-        if snapshot.path not in self._buried:
-            with contextlib.suppress(OSError, RecordError):  # removed meanwhile
-                return rank_series(read(snapshot.path))
-        return tombstone(snapshot)
+    def _look(self, entries: Sequence[Entry], now: float) -> list[Snapshot]:
+        """The headers of all records; whatever went is forgotten."""
+        followed, looks, ended, refused = {}, {}, {}, {}
+        heads = []
+        spent = 0.0
+        for entry in sorted(entries, key=self._worked_out_at):
+            path = entry.path
+            if path in self._ended:
+                ended[path] = self._ended[path]
+                heads.append(ended[path].head)
+                continue
+            identity, until, _ = self._refused.get(path, ((), 0.0, ""))
+            if identity == entry.identity and now < until:
+                refused[path] = self._refused[path]
+                continue
+            known = self._followed.get(path) or Follower(path, self._lines)
+            started = time.thread_time()
+            try:
+                look = known.look(spent < WORK_SECONDS)
+            except FileNotFoundError:
+                continue  # removed between the listing and the look
+            except (OSError, RecordError) as error:
+                refused[path] = entry.identity, now + REFUSED_SECONDS, _reason(path.name, error)
+                continue
+            spent += time.thread_time() - started
+            head = look.head
+            heads.append(head)
+            if head.up:
+                followed[path], looks[path] = known, look
+            else:
+                ended[path] = _Ended(head, now - max(0.0, time.time() - last_seen(head)))
+        self._followed, self._looks = followed, looks
+        self._ended, self._refused = ended, refused
+        return heads
 
-    def _add_gpus(self, table: _Table) -> None:
+    def _worked_out_at(self, entry: Entry) -> float:
+        known = self._followed.get(entry.path)
+        return -math.inf if known is None else known.worked_out_at
+
+    def _add_ranks(self, table: Table, heads: Sequence[Snapshot], now: float) -> int:
+        """Put the series of all ranks; returns how many series were left out."""
+        mentioned = [
+            head for head in newest(heads) if head.up or now - self._ended[head.path].gone <= TOMBSTONE_SECONDS
+        ]
+        chosen, dropped = _within_limits(mentioned), 0
+        self._claims.keep({(head.uid, clean(head.run)) for head in heads})
+        for head in sorted(chosen, key=lambda head: head.created):
+            rank = self._living(head) if head.up else self._gone(head)
+            owner = self._claims.label(head.uid, clean(head.run)), clean(str(head.rank))
+            for metric, own, number in rank.series:
+                table.put(metric, owner, own, number)
+            if rank.histogram is not None:
+                table.put_histogram(STEP_SECONDS, owner, rank.histogram.buckets, rank.histogram.seconds)
+            dropped += rank.dropped
+        for ended in self._ended.values():
+            ended.final = False
+        return dropped
+
+    def _living(self, head: Snapshot) -> RankSeries:
+        look = self._looks[head.path]
+        return published(look.head, look.series, look.numbers, look.observations, look.gauges)
+
+    def _gone(self, head: Snapshot) -> RankSeries:
+        """The final values of a rank that ended since the last scrape, else what stays of it."""
+        ended = self._ended[head.path]
+        if ended.final or not ended.told:
+            try:
+                whole = read(head.path)
+            except (OSError, RecordError):
+                return tombstone(head)  # removed meanwhile
+            ended.head = replace(whole, values={}, series=(), ring=(), observations=())
+            ended.told = True
+            if ended.final:
+                return rank_series(whole)
+        return tombstone(ended.head)
+
+    def _add_directory(self, table: Table, inventory: Inventory) -> None:
+        reasons = Counter(reason for _, _, reason in self._refused.values())
+        if passed_over := sum(inventory.passed_over.values()):
+            reasons[_LIMIT] += passed_over
+        for reason, count in reasons.items():
+            table.put(RECORDS_REJECTED, (), (reason,), count)
+        table.put(DIRECTORY_BYTES, (), (), inventory.bytes)
+        table.put(DIRECTORY_FILES, (), (), inventory.files)
+        if inventory.free_bytes is not None:
+            table.put(DIRECTORY_FREE, (), (), inventory.free_bytes)
+
+    # -- GPUs --------------------------------------------------------------------------------------------------------
+
+    def _add_gpus(self, table: Table) -> None:
         sample, last = self._sampler.latest(), self._sampler.last_collected()
         if sample is not None:
             for reading in sample.readings:
+                owner = tuple(map(clean, gpu_labels(reading)))
                 for metric, labels, number in gpu_series(reading):
-                    table.put(metric, gpu_labels(reading), tuple(map(clean, labels)), number)
+                    table.put(metric, owner, tuple(map(clean, labels)), number)
         _add_health(
             table,
             "nvml",
@@ -124,55 +219,15 @@ class Exporter(Collector):
         )
 
 
-class _Table:
-    """Series by metric; a series that is put again replaces the first, so that none is published twice."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-        self._histograms: dict[tuple[str, ...], Histogram] = {}
-
-    def put(self, metric: Entry, owner: tuple[str, ...], own: tuple[str, ...], number: float) -> None:
-        if math.isfinite(number):
-            self._numbers[metric.name][owner + own] = float(number)
-
-    def put_rank(self, run: str, rank: str, published: RankSeries) -> None:
-        for metric, own, number in published.series:
-            self.put(metric, (run, rank), own, number)
-        if published.histogram is not None:
-            self._histograms[run, rank] = published.histogram
-
-    def families(self) -> Iterator[Metric]:
-        """Everything that was put, in the catalog's order."""
-        for metric in METRICS.values():
-            if metric.name in self._numbers:
-                yield _family(metric, self._numbers[metric.name])
-            elif metric is STEP_SECONDS and self._histograms:
-                family = HistogramMetricFamily(metric.name, metric.help, labels=SCOPES[metric.scope])
-                for owner, histogram in self._histograms.items():
-                    family.add_metric(owner, histogram.buckets, histogram.seconds)
-                yield family
+def _within_limits(heads: Sequence[Snapshot]) -> list[Snapshot]:
+    """At most so many ranks of each user."""
+    users: dict[int, list[Snapshot]] = defaultdict(list)
+    for head in sorted(heads, key=lambda head: (head.up, head.created), reverse=True):
+        users[head.uid].append(head)
+    return [head for ranks in users.values() for head in ranks[:RANKS_PER_USER]]
 
 
-def _family(metric: Entry, numbers: dict[tuple[str, ...], float]) -> Metric:
-    names = (*SCOPES[metric.scope], *metric.labels)
-    if metric.kind == "info":
-        family = InfoMetricFamily(metric.name.removesuffix("_info"), metric.help, labels=SCOPES[metric.scope])
-        for labels in numbers:
-            family.add_metric(labels[: len(SCOPES[metric.scope])], dict(zip(names, labels, strict=True)))
-        return family
-    if metric.kind == "summary":  # quantiles alone, no count and no sum
-        summary = Metric(metric.name, metric.help, "summary")
-        for labels, number in numbers.items():
-            summary.add_sample(metric.name, dict(zip(names, labels, strict=True)), number)
-        return summary
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    plain: CounterMetricFamily | GaugeMetricFamily = kind(metric.name, metric.help, labels=names)
-    for labels, number in numbers.items():
-        plain.add_metric(labels, number)
-    return plain
-
-
-def _add_health(table: _Table, source: str, up: bool, seconds: float | None, collected_at: float | None) -> None:
+def _add_health(table: Table, source: str, up: bool, seconds: float | None, collected_at: float | None) -> None:
     table.put(SOURCE_UP, (), (source,), up)
     if seconds is not None:
         table.put(SOURCE_SECONDS, (), (source,), seconds)
@@ -180,6 +235,6 @@ def _add_health(table: _Table, source: str, up: bool, seconds: float | None, col
         table.put(SOURCE_TIME, (), (source,), collected_at)
 
 
-def _reason(name: str, text: str) -> str:
-    said = text.removeprefix(name)
+def _reason(name: str, error: OSError | RecordError) -> str:
+    said = f": {error.strerror}" if isinstance(error, OSError) else str(error).removeprefix(name)
     return next((reason for beginning, reason in _REASONS if said.startswith(beginning)), _UNREADABLE)

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from gpuwatch import loadercosts, window
 from gpuwatch.catalog import (
     EPOCH_START_SECONDS,
     GC_PAUSE_SECONDS,
@@ -24,30 +25,14 @@ from gpuwatch.catalog import (
     RANK_STEP_AGE,
     RANK_UP,
     STEPS,
-    WINDOW_JITTER_RATIO,
-    WINDOW_SLOW_EXCESS_SECONDS,
-    WINDOW_SLOW_RATIO,
-    WINDOW_STEP_SECONDS,
-    WINDOW_WAIT_SECONDS,
 )
 from gpuwatch.expr import History, Samples, series_key
-from gpuwatch.layout import Column, State, Tag
+from gpuwatch.layout import Column, State
 from gpuwatch.reader import Snapshot
+from gpuwatch.window import ABSURD, LEFT_OUT
+from gpuwatch.window import FEWEST_STEPS as FEWEST_STEPS
+from gpuwatch.window import WARM_UP_STEPS as WARM_UP_STEPS
 
-WARM_UP_STEPS = 10
-"""Steps left out at the start of a run: compilation, worker start-up, caches."""
-
-FEWEST_STEPS = 40
-"""Untagged steps below which nothing is said about step times."""
-
-HICCUP_SECONDS = 0.01
-"""What a busy machine adds to a step now and then: counted as outliers, such steps would hide the slow ones."""
-
-LARGER_BATCH = 1.2
-"""A step on a batch this many times the median one is slow for a reason, and no outlier."""
-
-_ABSURD = 1e18  # seconds, steps or elements that no run has
-_QUANTILES = {"0.5": 0.50, "0.9": 0.90, "0.95": 0.95, "0.99": 0.99}
 _PHASE_COLUMNS = {
     "data": Column.DATA,
     "forward": Column.FORWARD,
@@ -70,6 +55,8 @@ def history_of(snapshot: Snapshot) -> History:
         history[observation_key(observation.rule, observation.where)] = [(now, observation.magnitude)]
     rows = settled(snapshot.ring)
     history.update({key: [(now, number)] for key, number in window_gauges(rows).items()})
+    for metric, _, number in loadercosts.gauges(snapshot.values, window.steps_of(rows), snapshot.step, now):
+        history[metric.name] = [(now, number)]
     if len(rows) >= FEWEST_STEPS:
         history.update(_taken_back(rows, history, now))
     elif snapshot.step < FEWEST_STEPS:
@@ -101,62 +88,32 @@ def identity_gauges(snapshot: Snapshot) -> dict[str, float]:
 
 def settled(ring: Sequence[Row]) -> list[Row]:
     """The steps of a ring that medians may be taken of: after warm-up, not tagged."""
-    left_out = Tag.EPOCH_START | Tag.EVALUATION | Tag.COMPILE
     return [
         row
         for row in ring
-        if row[Column.NUMBER] > WARM_UP_STEPS and _sound(row) and not int(row[Column.TAGS]) & left_out
+        if row[Column.NUMBER] > WARM_UP_STEPS and _sound(row) and not int(row[Column.TAGS]) & LEFT_OUT
     ]
 
 
 def _sound(row: Row) -> bool:
     """Whether the numbers can be reckoned with: a record is somebody else's file."""
-    if sum(map(abs, row)) < _ABSURD:  # the usual case, and the fast one
+    if sum(map(abs, row)) < ABSURD:  # the usual case, and the fast one
         return True
     known = all(not math.isnan(row[column]) for column in (Column.END, Column.TOTAL, Column.TAGS))
-    return known and not any(abs(cell) >= _ABSURD for cell in row)
+    return known and not any(abs(cell) >= ABSURD for cell in row)
 
 
 def window_gauges(rows: Sequence[Row]) -> dict[str, float]:
     """The ``gpuwatch_window_*`` gauges of these steps; empty when there are too few."""
-    if len(rows) < FEWEST_STEPS:
-        return {}
-    totals = [row[Column.TOTAL] for row in rows]
-    gauges = {
-        series_key(WINDOW_STEP_SECONDS.name, {"quantile": name}): _quantile(totals, share)
-        for name, share in _QUANTILES.items()
+    return {
+        series_key(metric.name, dict(zip(metric.labels, labels, strict=True))): number
+        for metric, labels, number in window.gauges(window.steps_of(rows))
     }
-    waits = [row[Column.DATA] for row in rows if not math.isnan(row[Column.DATA])]
-    if len(waits) >= FEWEST_STEPS:
-        gauges[WINDOW_WAIT_SECONDS.name] = statistics.median(waits)
-    median = statistics.median(totals)
-    slow = slow_steps(rows)
-    gauges[WINDOW_SLOW_RATIO.name] = len(slow) / len(rows)
-    if slow:
-        gauges[WINDOW_SLOW_EXCESS_SECONDS.name] = statistics.median(row[Column.TOTAL] - median for row in slow)
-    if median > 0:
-        gauges[WINDOW_JITTER_RATIO.name] = statistics.fmean(totals) / median
-    return gauges
 
 
 def slow_steps(rows: Sequence[Row]) -> list[Row]:
-    """The outliers: beyond the median plus six scaled median absolute deviations, 1.5 medians, and a hiccup.
-
-    Mean and deviation would not do: among 15 planted outliers and one first step of 30 s, mean + 3 sigma finds one.
-    """
-    # Collections have a rule of their own: their time is taken off.
-    totals = [row[Column.TOTAL] - row[Column.GC] for row in rows]
-    median = statistics.median(totals)
-    spread = 1.4826 * statistics.median(abs(total - median) for total in totals)
-    limit = max(median + 6 * spread, 1.5 * median, median + HICCUP_SECONDS)
-    slow = [row for row, total in zip(rows, totals, strict=True) if total > limit]
-    if not slow:
-        return []
-    sizes = [row[Column.ELEMENTS] for row in rows if not math.isnan(row[Column.ELEMENTS])]
-    large = LARGER_BATCH * statistics.median(sizes) if sizes else math.nan
-    if any(size > large for size in sizes):  # where sizes vary, a step of unknown size may be a large one
-        return [row for row in slow if row[Column.ELEMENTS] <= large]
-    return slow
+    """The rows that are outliers (see :func:`gpuwatch.window.slow_steps`)."""
+    return [rows[place] for place in window.slow_steps(window.steps_of(rows))]
 
 
 def slow_phase(rows: Sequence[Row]) -> str | None:
@@ -222,8 +179,3 @@ def _taken_back(rows: Sequence[Row], history: Mapping[str, Samples], now: float)
         for key, grown in spans.items()
         if key in history
     }
-
-
-def _quantile(numbers: Sequence[float], share: float) -> float:
-    ordered = sorted(numbers)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]

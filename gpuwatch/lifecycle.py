@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.follower import header
+from gpuwatch.inventory import Inventory, take_inventory
+from gpuwatch.reader import RecordError, Snapshot, read_all
 
 
 class Shelf:
@@ -27,11 +29,58 @@ class Shelf:
         return snapshots, rejected
 
 
+class Census:
+    """Who lives in a directory: the headers of its records alone. Not for several threads at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ended: dict[tuple[Path, tuple[int, int, int]], Snapshot] = {}
+
+    def take(self) -> tuple[list[Snapshot], Inventory]:
+        """The headers of all records now, without any series. Raises OSError when the directory cannot be listed."""
+        inventory = take_inventory(self.directory)
+        snapshots, ended = [], {}
+        for entry in inventory.entries:
+            key = entry.path, entry.identity
+            snapshot = self._ended.get(key)
+            if snapshot is None:
+                try:
+                    snapshot = header(entry.path)
+                except (OSError, RecordError):
+                    continue  # the metrics say why
+            if not snapshot.up:
+                ended[key] = snapshot
+            snapshots.append(snapshot)
+        self._ended = ended
+        return snapshots, inventory
+
+
+class Claims:
+    """Whose run goes by its plain name, where users of one node have runs of one name: who came first."""
+
+    def __init__(self) -> None:
+        self._labels: dict[tuple[int, str], str] = {}
+
+    def label(self, uid: int, run: str) -> str:
+        """The name to publish a user's run by: no other user's has the same one."""
+        label = self._labels.get((uid, run))
+        if label is None:
+            label = run
+            while label in self._labels.values():
+                label = f"{label}@{uid}"
+            self._labels[uid, run] = label
+        return label
+
+    def keep(self, runs: Collection[tuple[int, str]]) -> None:
+        """Forget the runs that are no more."""
+        self._labels = {run: label for run, label in self._labels.items() if run in runs}
+
+
 def newest(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """One record per run and rank: a living one before a dead one, else the latest; a restart supersedes."""
-    best: dict[tuple[str, int], Snapshot] = {}
+    """One record per user, run and rank: a living one before a dead one, else the latest; a restart supersedes."""
+    best: dict[tuple[int, str, int], Snapshot] = {}
     for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.up, snapshot.created)):
-        best[snapshot.run, snapshot.rank] = snapshot
+        best[snapshot.uid, snapshot.run, snapshot.rank] = snapshot
     return list(best.values())
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuwatch.lifecycle import Shelf
+from gpuwatch.lifecycle import Census
 from gpuwatch.nvml import GpuReading
 
 PERIOD_SECONDS = 10.0
@@ -22,7 +22,7 @@ MOST_ANCESTORS = 32
 
 def with_neighbours(read: Callable[[], Sequence[GpuReading]], directory: Path) -> Callable[[], list[GpuReading]]:
     """``read``, with the processes that belong to no watched run filled in. For one thread."""
-    shelf = Shelf(directory)
+    census = Census(directory)
     looked = 0.0
     watched: frozenset[int] = frozenset()
 
@@ -32,7 +32,7 @@ def with_neighbours(read: Callable[[], Sequence[GpuReading]], directory: Path) -
         if not looked or time.monotonic() - looked >= PERIOD_SECONDS:
             looked = time.monotonic()
             try:
-                snapshots, _ = shelf.look()
+                snapshots, _ = census.take()
                 watched = frozenset(snapshot.pid for snapshot in snapshots if snapshot.up)
             except OSError:
                 watched = frozenset()

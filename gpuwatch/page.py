@@ -36,9 +36,6 @@ from gpuwatch.report.wording import (
 from gpuwatch.sampler import Sampler, gpu_series
 from gpuwatch.version import __version__
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""Content-Security-Policy of the page."""
-
 REFRESH_SECONDS = 5
 RUNS_IN_FULL = 4
 """The newest runs, shown with everything; those before get a line each."""

@@ -73,8 +73,17 @@ def hold(directory: Path) -> int:
     return file
 
 
+def holds(file: int, directory: Path) -> bool:
+    """Whether the held file is still the one that others ask: the directory may have been removed and made anew."""
+    try:
+        here, there = os.fstat(file), os.stat(directory / FILE, follow_symlinks=False)
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
 def announce(file: int, port: int, url: str) -> None:
-    """Say in the held file where this process serves."""
+    """Say in the held file where this process serves. Raises OSError, on a full disk for one."""
     os.pwrite(file, json.dumps({"pid": os.getpid(), "port": port, "url": url}).encode(), 0)
 
 
@@ -153,4 +162,4 @@ def _url(content: bytes) -> str | None:
         url = json.loads(content)["url"]
     except (LookupError, RecursionError, TypeError, ValueError):
         return None
-    return url if isinstance(url, str) and url.startswith("http://") and url.isprintable() else None
+    return url if isinstance(url, str) and url.startswith(("http://", "https://")) and url.isprintable() else None

@@ -15,7 +15,7 @@ import pytest
 
 from gpuwatch import service
 from gpuwatch.expr import series_key
-from gpuwatch.page import POLICY
+from gpuwatch.web import POLICY
 from tests.recorded import write_run
 from tests.serving import Daemon, daemon, environment, eventually, rank, refused, series, serve
 
@@ -45,7 +45,7 @@ def change(gpus: Path, *lines: str) -> None:
 
 def test_the_routes_answer(served: Daemon) -> None:
     assert served.get("/-/healthy").text == "healthy\n"
-    assert served.get("/-/ready").text == "ready\n"
+    assert served.get("/-/ready").text.startswith("ready\nrecords: 0, with all else 1 files of ")
     assert served.get("/nothing").status == 404
     page = served.get("/")
     assert page.status == 200

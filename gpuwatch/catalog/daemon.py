@@ -17,3 +17,10 @@ RECORDS_REJECTED = node_metric("records_rejected", "gauge", "1", "Files that are
 SERIES_DROPPED = node_metric(
     "series_dropped", "gauge", "1", "Series of records left out: unknown name, labels or too many."
 )
+DIRECTORY_BYTES = node_metric(
+    "directory_bytes", "gauge", "bytes", "What the files in the directory of records take on the disk."
+)
+DIRECTORY_FILES = node_metric("directory_files", "gauge", "1", "Files in the directory of records, of any kind.")
+DIRECTORY_FREE = node_metric(
+    "directory_free_bytes", "gauge", "bytes", "Space that is left on the file system of the directory of records."
+)

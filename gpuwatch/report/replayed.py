@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from gpuwatch.allocator.document import compare
-from gpuwatch.allocator.parsing import read_snapshot
-from gpuwatch.allocator.reading import SnapshotError
 from gpuwatch.layout import SNAPSHOT_SUFFIX
 from gpuwatch.reader import Snapshot
 
@@ -34,6 +31,11 @@ def replay_evidence(snapshot: Snapshot, rule: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _recommendation(path: Path, modified: int) -> str:
+    # Loaded where there is a snapshot: the daemon, which rarely meets one, does without 3 MB.
+    from gpuwatch.allocator.document import compare
+    from gpuwatch.allocator.parsing import read_snapshot
+    from gpuwatch.allocator.reading import SnapshotError
+
     try:
         return f"replayed from its own allocations: {compare(read_snapshot(path))['recommended']['because']}"
     except (SnapshotError, OSError):
