@@ -27,6 +27,9 @@ SUFFIX = ".gpw"
 SNAPSHOT_SUFFIX = ".pickle"
 """A memory snapshot of the run, beside its record under the same name."""
 
+POST_MORTEMS = "post-mortem"
+"""Directory, beside the records, of what the daemon wrote down of ranks that died without an end mark."""
+
 MODULE_ROW = "module_row"
 """Series of a record that make up its table of modules: read for the report, published by nobody."""
 

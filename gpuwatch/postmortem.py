@@ -8,11 +8,12 @@ import stat
 from pathlib import Path
 
 from gpuwatch.advisor import advise
+from gpuwatch.layout import POST_MORTEMS
 from gpuwatch.lifecycle import last_seen
+from gpuwatch.oomkill import KEY
 from gpuwatch.reader import Snapshot
-from gpuwatch.report.document import cause_of, state_of
+from gpuwatch.report.document import cause_of, exit_of, memory_of
 
-DIRECTORY = "post-mortem"
 KEPT = 256
 """Post-mortems kept; older ones go, since a job that dies at every start would fill the disk."""
 
@@ -23,12 +24,14 @@ def document(snapshot: Snapshot) -> dict[str, object]:
         "run": snapshot.run,
         "rank": snapshot.rank,
         "pid": snapshot.pid,
-        "cause": state_of(snapshot),
+        "cause": exit_of(snapshot),
         "explanation": cause_of(snapshot),
         "started": snapshot.created,
         "last_seen": last_seen(snapshot),
         "last_step": snapshot.step,
         "last_phase": snapshot.phase.name.lower(),
+        KEY: None if snapshot.oom_kill is None else snapshot.oom_kill.as_dict(),
+        "memory": memory_of(snapshot),
         "findings": [finding.as_dict() for finding in advise(snapshot)],
     }
 
@@ -38,7 +41,7 @@ def write(directory: Path, snapshot: Snapshot) -> Path | None:
 
     Raises OSError when it cannot be written, or when the directory of post-mortems is somebody else's.
     """
-    folder = directory / DIRECTORY
+    folder = directory / POST_MORTEMS
     folder.mkdir(mode=0o700, exist_ok=True)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -118,7 +118,7 @@ class Bench:
             self.probe.backward_begin(self.now)
             self.device.change(active_bytes=at_rest)
             self.device.change(**{name: getattr(self.device.now, name) + more for name, more in growth.items()})
-            self.probe.step_end(varying=False)
+            self.probe.step_end(varying=False, now=self.now)
             self.probe.read(self.now)
 
     def value(self, name: str) -> float | None:

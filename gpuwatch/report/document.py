@@ -36,6 +36,7 @@ from gpuwatch.catalog import (
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import settled, window_gauges
 from gpuwatch.layout import State
+from gpuwatch.oomkill import CERTAIN, LIKELY
 from gpuwatch.reader import Snapshot
 from gpuwatch.report.modules import modules_of, size_of
 from gpuwatch.report.replayed import replay_evidence
@@ -45,6 +46,11 @@ STATES = ("killed", "exception", "running", "detached", "clean")
 """States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
 
 _KILLED = "gone without an end mark: killed, or crashed in native code"
+_OUT_OF_MEMORY = {
+    CERTAIN: "killed by the kernel: memory ran out",
+    LIKELY: "likely killed by the kernel: memory ran out",
+}
+OOM_KILLED = "oom-killed"
 _EXCEPTION = "ended by an exception"
 _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
@@ -72,7 +78,16 @@ def cause_of(snapshot: Snapshot) -> str | None:
     for name, labels in snapshot.series:
         if name == RANK_EXIT_INFO.name and labels.get("cause"):
             return labels["cause"]
+    kill = snapshot.oom_kill
+    if kill is not None:
+        return f"{_OUT_OF_MEMORY.get(kill.verdict, _KILLED)}; {kill.words}"
     return {"killed": _KILLED, "exception": _EXCEPTION}.get(state_of(snapshot))
+
+
+def exit_of(snapshot: Snapshot) -> str:
+    """How a rank that runs no more ended, in a word: its state, or that the kernel killed it for memory."""
+    kill = snapshot.oom_kill
+    return OOM_KILLED if kill is not None and kill.verdict == CERTAIN else state_of(snapshot)
 
 
 def time_of(snapshot: Snapshot) -> TimePart:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from gpuwatch.catalog import HOST_PINNED, HOST_TOTAL, OPEN_DESCRIPTORS
+from gpuwatch.catalog import DEVICE_FULL_SECONDS, HOST_PINNED, HOST_TOTAL, OPEN_DESCRIPTORS
 from gpuwatch.expr import Quantity
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 GIB = 1 << 30
+HOUR = 3600.0
 
 
 def _pinned(pool: float, total: float) -> dict[str, tuple[float, ...]]:
@@ -20,11 +21,13 @@ RULES = (
         severity="warn",
         scope="rank",
         when=observed("leak-device") >= 1024,
+        critical_when=(observed("leak-device") >= 1024) & (DEVICE_FULL_SECONDS < 2 * HOUR),
         value=Quantity("growth", observed("leak-device"), "bytes"),
         because=(
             "What is allocated right after the optimizer's step is the same at every step of a sound loop. Here it "
             "grew in every quarter of the window, by more than 64 MiB and 2 % of what is held; batches that differ in "
-            "size are not judged."
+            "size are not judged. It is critical when a second window agrees and the device is full within two hours: "
+            "what the peak leaves of the capacity, over the growth a step, times the time of a step."
         ),
         evidence="memory that is held between steps grows by {growth} a step",
         fix="Look for tensors that are kept: `.append(loss)` (keep `.item()`), metrics and caches on the device, "
@@ -36,6 +39,17 @@ RULES = (
         observed=True,
         examples=(
             Example("a batch of outputs a step", {observation("leak-device", ""): flat(4 << 20)}, True),
+            Example(
+                "full in an hour",
+                {observation("leak-device", ""): flat(4 << 20), DEVICE_FULL_SECONDS.name: flat(HOUR)},
+                True,
+                severity="critical",
+            ),
+            Example(
+                "full in three days",
+                {observation("leak-device", ""): flat(4 << 20), DEVICE_FULL_SECONDS.name: flat(72 * HOUR)},
+                True,
+            ),
             Example("a log of numbers", {observation("leak-device", ""): flat(40)}, False),
         ),
     ),

@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from gpuwatch.expr import Quantity
+from gpuwatch.catalog import OUT_OF_MEMORY
+from gpuwatch.expr import Quantity, series_key
 from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
+
+_FIRST = {
+    "capacity": "a smaller micro-batch with gradient accumulation, activation checkpointing of the largest modules, or "
+    "sharding (`torch.distributed.fsdp.fully_shard`).",
+    "fragmentation": "`PYTORCH_ALLOC_CONF=expandable_segments:True`, set before the start.",
+    "foreign": "end the other process (`nvidia-smi` names it), or give this one a device of its own.",
+    "spike": "bucket the batches by length, or cap the length: one input needs far more than the rest.",
+    "leak": "let go of what is kept from step to step; the leak's own finding names it.",
+    "host": "fewer loader workers, a smaller prefetch, data that is mapped (`numpy.memmap`) instead of loaded.",
+    "killed": "ask for more host memory for the job, or use less: fewer loader workers, a smaller prefetch, data that "
+    "is mapped (`numpy.memmap`) instead of loaded. Resume from the last checkpoint.",
+}
+"""What to do first, by kind."""
 
 RULES = (
     Rule(
         id="mem-oom",
         title="Memory ran out",
-        severity="critical",
+        severity="warn",
         scope="rank",
         when=observed("mem-oom") >= 1,
+        critical_when=(observed("mem-oom") >= 1) & (OUT_OF_MEMORY >= 1),
         value=Quantity("errors", observed("mem-oom"), "count"),
         because=(
-            "An out-of-memory error ended the run. Its class says what to do first: capacity (the step needs more than "
-            "there is), fragmentation (enough is free, in pieces), foreign (other processes hold it), spike (this "
-            "step needed far more than a usual one), leak (it grew step by step), host (the machine's own memory)."
+            "Memory ran out: an error ended the run (critical), the kernel killed it (critical), or an error was "
+            "caught and the run went on (by the program, or by a library that tries out algorithms). Its kind says "
+            "what to do first: capacity (the step needs more than there is), fragmentation (enough is free, in "
+            "pieces), foreign (other processes hold it), spike (this step needed far more than any before), leak (it "
+            "grew step by step), host (the machine's own memory), killed (by the kernel, for the host's memory)."
         ),
-        evidence="an out-of-memory error ended the run",
-        fix="Capacity: a smaller micro-batch with accumulation, activation checkpointing, or sharding. Fragmentation: "
-        "`PYTORCH_ALLOC_CONF=expandable_segments:True`, set before the start. Foreign: end the other process, or give "
-        "this one a device of its own. Spike: bucket or cap the length. Leak: see its own finding. Host: fewer "
-        "workers, a smaller prefetch, data that is mapped instead of loaded.",
+        evidence="memory ran out",
+        fix=" ".join(f"{kind.capitalize()}: {first}" for kind, first in _FIRST.items())
+        + " Caught: each one costs the step and empties the allocator's cache; use the size that fits from the start.",
+        advice=(
+            *(
+                (OUT_OF_MEMORY.where(kind=kind).equals(1), first[0].upper() + first[1:])
+                for kind, first in _FIRST.items()
+            ),
+            (
+                observed("mem-oom") >= 1,
+                "Use the batch (or the length) that fits from the start: each error costs the step and empties the "
+                "allocator's cache.",
+            ),
+        ),
         gain=Gain("the run"),
-        check="The run passes the step at which it ended.",
+        check="The run passes the step at which it ended; `gpuwatch_ooms_total` does not grow.",
         techniques=("T10", "T15"),
         observed=True,
         examples=(
-            Example("ended by one", {observation("mem-oom"): flat(1)}, True),
+            Example(
+                "ended by one",
+                {observation("mem-oom"): flat(1), series_key(OUT_OF_MEMORY.name, {"kind": "spike"}): flat(1)},
+                True,
+                severity="critical",
+            ),
+            Example("two that were caught", {observation("mem-oom", ""): flat(2)}, True),
             Example("none", {observation("mem-oom"): flat(0)}, False),
         ),
     ),

@@ -21,11 +21,14 @@ RULES = (
         quantities=(_LAST, Quantity("age", RANK_PROGRESS_AGE, "seconds")),
         because=(
             "A run that ends, by an exception too, marks its record. This one did not: it was killed (out of host "
-            "memory, SIGKILL, the scheduler) or crashed in native code."
+            "memory, SIGKILL, the scheduler) or crashed in native code. The kernel counts its out-of-memory kills, for "
+            "the process's control group and for the machine: the evidence says what was counted since the last "
+            "reading. No count is raised by a signal from somebody else, or by a crash."
         ),
         evidence="the process is gone; its last completed step is {step}",
-        fix="Look for the out-of-memory killer (`dmesg`, `memory.events` of its cgroup), the scheduler's log and a "
-        "core dump; resume from the last checkpoint.",
+        fix="Where the kernel counted an out-of-memory kill: more host memory for the job, fewer loader workers, a "
+        "smaller prefetch. Else look at the scheduler's log, for who sent a signal, and for a core dump. Resume from "
+        "the last checkpoint.",
         gain=Gain("the run"),
         check="The run makes steps again.",
         suppresses=("run-hang", "data-stall", "data-workers-zero", "comp-step-jitter"),

@@ -38,14 +38,18 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import allocconf
 from gpuwatch_hooks.accelerator import Accelerator, AllocatorCounters
 from gpuwatch_hooks.clock import StepClock
-from gpuwatch_hooks.trend import Trend
+from gpuwatch_hooks.deviceleak import DeviceLeak
+from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.oom import CaughtErrors
 
 STRANDED_RULE = "frag-stranded-split"
-LEAK_RULE = "leak-device"
 
 WARM_UP_STEPS = 50
 WINDOW_STEPS = 50
 """Steps over which a rate is taken, once the first ones are over."""
+
+USUAL_STEPS = 16
+"""Steps from which their peak is what a step usually needs: by then the optimizer has its state."""
 
 BACKWARDS_KEPT = 16
 BACKWARD_NANOSECONDS = 10_000_000
@@ -61,7 +65,6 @@ PRESSURE = 0.9
 """Share of the capacity that is reserved, from which holes in the segments matter."""
 
 LEAST_STRANDED_SHARE = 0.2
-LEAST_GROWTH_BYTES, LEAST_GROWTH_SHARE = 64 << 20, 0.02
 LARGE_PAGE, SMALL_PAGE = 20 << 20, 2 << 20
 
 
@@ -75,9 +78,10 @@ class AllocatorProbe:
         self.windows: deque[tuple[int, tuple[int, int, int]]] = deque(maxlen=3)
         self.at_backward: deque[int] = deque(maxlen=BACKWARDS_KEPT)
         self.not_torch: deque[int] = deque(maxlen=OTHERS_KEPT)
-        self.trend = Trend()
-        self.varied = False
-        self.leaking = False
+        self.leak = DeviceLeak(record)
+        self.errors = CaughtErrors(record, clock, errors_so_far(accelerator))
+        self._peak: int | None = None
+        self._peak_step = 0
         self.stranding = False
         self.checked = False
         self.failures = 0  # retries and errors at the last look at the segments
@@ -100,6 +104,8 @@ class AllocatorProbe:
         self._put(OOMS, counters.ooms)
         if counters.device_allocs is not None and counters.device_frees is not None:
             self._put(DEVICE_CALLS, counters.device_allocs + counters.device_frees)
+        self._peak, self._peak_step = counters.active_peak_bytes, self.clock.steps
+        self.errors.read(counters.ooms)
         self._rates(counters)
         if now >= self._next_used:
             self._next_used = now + USED_NANOSECONDS
@@ -156,25 +162,14 @@ class AllocatorProbe:
             self.at_backward.append(active)
             self._put(DEVICE_STEP_ACTIVE, max(self.at_backward))
 
-    def step_end(self, varying: bool) -> None:
+    def step_end(self, varying: bool, now: int) -> None:
         """During a look an optimizer has stepped: what is allocated now should be the same at every step."""
-        self.varied = self.varied or varying
-        step = self.clock.steps
-        if self.varied or not self.trend.due(step):
-            return
-        allocated = self.accelerator.counters().allocated_bytes
-        if allocated is None:
-            return
-        self.trend.add(step, allocated)
-        grown, steps = self.trend.growth()
-        if grown > max(LEAST_GROWTH_BYTES, LEAST_GROWTH_SHARE * allocated):
-            self.leaking = True
-            first, last = self.trend.readings[0], self.trend.readings[-1]
-            evidence = f"{last[1] - first[1]:,.0f} bytes more at step {last[0]:,} than at step {first[0]:,}"
-            self.record.observe(LEAK_RULE, "", evidence, grown / steps)
-        elif self.leaking:
-            self.leaking = False
-            self.record.observe(LEAK_RULE, "", "it has stopped to grow", 0.0)
+        if self.leak.due(self.clock.steps, varying):
+            self.leak.read(self.clock.steps, now, sound(self.accelerator.counters()))
+
+    def usual_peak(self) -> int | None:
+        """The largest active bytes as they were after the steps before; None before there were enough of them."""
+        return self._peak if self._peak_step >= USUAL_STEPS else None
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
@@ -214,6 +209,12 @@ class AllocatorProbe:
         elif self.stranding:
             self.stranding = False
             self.record.observe(STRANDED_RULE, "", "no more", 0.0)
+
+
+@guarded("allocator")
+def errors_so_far(accelerator: Accelerator) -> int | None:
+    """How many out-of-memory errors the allocator has counted; none where the device is not in use yet."""
+    return accelerator.counters().ooms if accelerator.ready() else 0
 
 
 def sound(counters: AllocatorCounters) -> AllocatorCounters:

@@ -91,7 +91,9 @@ class DeviceProbe:
             self.record.values[self.record.series(DEVICE_DONE_EARLY.name)] = share
 
     def stop(self) -> None:
-        """No more events."""
+        """No more events; the counters a last time."""
+        if self.active:
+            read_counters(self)
         self.clock.on_phase = None
         self.active = False
 
@@ -143,4 +145,4 @@ def read_at_backward(probe: DeviceProbe) -> None:
 def read_at_step_end(probe: DeviceProbe, varying: bool) -> None:
     """An optimizer has stepped."""
     if probe.accelerator.ready():
-        probe.allocator.step_end(varying)
+        probe.allocator.step_end(varying, monotonic_ns())

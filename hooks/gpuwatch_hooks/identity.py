@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import torch
 
 from gpuwatch.config import JOB_ID
+from gpuwatch.oomkill import boot
 from gpuwatch_hooks.cgroups import cpu_quota
+from gpuwatch_hooks.memory import counting_group
 
 
 def identity(name: str | None, device: str, environment: Mapping[str, str] = os.environ) -> dict[str, object]:
@@ -29,7 +31,8 @@ def identity(name: str | None, device: str, environment: Mapping[str, str] = os.
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": device,
-        "boot": _boot(),
+        "boot": boot(),
+        **counting_group(),
     }
 
 
@@ -57,15 +60,12 @@ def _number(environment: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def _boot() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def cpu_budget(environment: Mapping[str, str] = os.environ) -> float:
     """Cores this rank may use: the affinity mask or the control groups' quota, over the ranks of the node."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    return min(cores, cpu_quota() or cores) / (_number(environment, "LOCAL_WORLD_SIZE") or 1)
+    return min(cores, cpu_quota() or cores) / local_ranks(environment)
+
+
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """Ranks of this run on this node, as the launcher says."""
+    return _number(environment, "LOCAL_WORLD_SIZE") or 1

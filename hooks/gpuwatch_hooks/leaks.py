@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from gpuwatch.record import RecordWriter
+from gpuwatch.sizes import size_text
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.namespace import Root, stack_roots
 from gpuwatch_hooks.pace import DENSE_STEPS
-from gpuwatch_hooks.sizes import size_text
 from gpuwatch_hooks.walk import Holding, Walk
 
 GRAPH_RULE = "leak-graph-retained"

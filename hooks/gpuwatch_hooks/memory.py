@@ -8,12 +8,21 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from gpuwatch.catalog import HOST_IN_USE, HOST_PEAK, HOST_RESIDENT, HOST_TOTAL
+from gpuwatch.catalog import (
+    CGROUP_OOM_KILLS,
+    HOST_IN_USE,
+    HOST_PEAK,
+    HOST_RESIDENT,
+    HOST_TOTAL,
+    MACHINE_OOM_KILLS,
+)
+from gpuwatch.oomkill import machine_oom_kills, oom_kills
 from gpuwatch.record import RecordWriter
-from gpuwatch_hooks.cgroups import limited_memory
+from gpuwatch_hooks.cgroups import groups, limited_memory
 from gpuwatch_hooks.guard import guarded
 
 SLOW_NANOSECONDS = 2_000_000
@@ -41,6 +50,9 @@ class HostMemory:
         total = host_total()
         if total is not None:
             record.values[record.series(HOST_TOTAL.name)] = total
+        group = record.identity.get("cgroup")
+        self._group = Path(group) if isinstance(group, str) else None
+        self._kills_before = self._publish_kills() or 0
         self._mallinfo2 = _mallinfo2()
         self._turn = 0
         self._slow = False
@@ -54,6 +66,7 @@ class HostMemory:
             record.values[record.series(HOST_RESIDENT.name)] = resident
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         record.values[record.series(HOST_PEAK.name)] = peak * (1 if sys.platform == "darwin" else 1024)
+        self._publish_kills()
         self._turn += 1
         if self._mallinfo2 is not None and (not self._slow or self._turn % 16 == 0):
             began = monotonic_ns()
@@ -61,12 +74,39 @@ class HostMemory:
             self._slow = monotonic_ns() - began > SLOW_NANOSECONDS
             record.values[record.series(HOST_IN_USE.name)] = information.uordblks + information.hblkhd
 
+    def kills(self) -> int:
+        """How many processes of the control group the kernel has killed for memory since attach; 0 if untold."""
+        count = None if self._group is None else oom_kills(self._group)
+        return 0 if count is None else count - self._kills_before
+
+    def _publish_kills(self) -> int | None:
+        """Write both counts of out-of-memory kills: what they rise by after the last time tells how this rank died."""
+        record = self.record
+        of_group = None if self._group is None else oom_kills(self._group)
+        of_machine = machine_oom_kills()
+        if of_group is not None:
+            record.values[record.series(CGROUP_OOM_KILLS.name)] = of_group
+        if of_machine is not None:
+            record.values[record.series(MACHINE_OOM_KILLS.name)] = of_machine
+        return of_group
+
     def _resident(self) -> int | None:
         try:
             with open("/proc/self/statm", "rb") as file:
                 return int(file.read().split()[1]) * self._page
         except (OSError, ValueError, IndexError):
             return None
+
+
+def counting_group() -> dict[str, object]:
+    """The control group that counts this process's memory, by path and inode: a reader may see another at that path."""
+    for group in groups("memory"):
+        if oom_kills(group) is not None:
+            try:
+                return {"cgroup": str(group), "cgroup_inode": group.stat().st_ino}
+            except OSError:
+                break
+    return {}
 
 
 def host_total() -> int | None:

@@ -321,14 +321,25 @@ def note_uncaught(session: Session) -> None:
 @guarded("oom")
 def note_shortage(session: Session, error: BaseException) -> None:
     """When memory ran out: of which kind it was, while the numbers are still there."""
-    accelerator = session.device.accelerator
-    counters, used = None, None
-    if session.device.active:
+    allocator, growth = session.device.allocator, session.growth
+    counters, used, on_device = None, None, type(error).__name__ == "OutOfMemoryError"
+    if session.device.active and oom.is_out_of_memory(error):
+        accelerator = session.device.accelerator
         counters, used = accelerator.counters(), accelerator.used_bytes()
-        if oom.is_out_of_memory(error):
-            accelerator.dump_history(str(session.record.path.with_suffix(SNAPSHOT_SUFFIX)))
-    leaking = bool(session.leaks.said) or session.growth.per_step() >= HOST_GROWTH_BYTES
-    oom.note(session.record, session.clock, error, counters, used, leaking, None)
+        allocator.errors.read_ending(counters.ooms, on_device)
+        accelerator.dump_history(str(session.record.path.with_suffix(SNAPSHOT_SUFFIX)))
+    # A holder that was named may hold little; where the trend is judged, it tells whether that filled the memory.
+    named = bool(session.leaks.said)
+    known = oom.Circumstances(
+        counters=counters,
+        used_bytes=used,
+        usual_peak=allocator.usual_peak(),
+        leaking_device=allocator.leak.leaking or (named and allocator.leak.varied),
+        leaking_host=growth.per_step() >= HOST_GROWTH_BYTES or (named and (growth.varied or not session.device.active)),
+        caught=allocator.errors.caught,
+        kills=session.memory.kills(),
+    )
+    oom.note(session.record, session.clock, error, known)
 
 
 def uncaught() -> object:
