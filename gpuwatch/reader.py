@@ -15,7 +15,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -49,9 +49,16 @@ __all__ = ["Observation", "RecordError", "Snapshot", "leased", "parse", "read", 
 
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _HEADER = struct.Struct(f"{len(Word)}Q")
-_ABSURD = 1e18  # no reading of ours is this large; NaN, infinities and what would overflow a sum are "not known"
+ABSURD = 1e18  # no reading of ours is this large; NaN, infinities and what would overflow a sum are "not known"
 _HOSTILE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What taking apart JSON of any shape can raise."""
+
+
+Pread = Callable[[int, int], bytes]
+"""Reads so many bytes from an offset: of a file, or of the writer's own memory."""
+
+Series = tuple[str, Mapping[str, str]]
+"""A series as a record names it."""
 
 
 class RecordError(ValueError):
@@ -117,6 +124,14 @@ def read(path: Path) -> Snapshot:
     Raises RecordError for a file that is not one (wrong type, size, magic, version or content) and OSError for one
     that cannot be opened.
     """
+    with opened(path) as (file, status):
+        snapshot = parse(path, status.st_uid, leased(file), lambda size, at: os.pread(file, size, at))
+    return snapshot if snapshot.up or snapshot.state >= State.CLEAN else _gone(snapshot)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """The open file of a record, with what the system says of it. Raises as :func:`read` does."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(file)
@@ -124,10 +139,9 @@ def read(path: Path) -> Snapshot:
             raise RecordError(f"{path.name} is not a regular file")
         if status.st_size != RECORD_BYTES:
             raise RecordError(f"{path.name} has {status.st_size} bytes, a record has {RECORD_BYTES}")
-        snapshot = parse(path, status.st_uid, leased(file), lambda size, at: os.pread(file, size, at))
+        yield file, status
     finally:
         os.close(file)
-    return snapshot if snapshot.up or snapshot.state >= State.CLEAN else _gone(snapshot)
 
 
 def _gone(snapshot: Snapshot) -> Snapshot:
@@ -219,21 +233,49 @@ def leased(file: int) -> bool:
     return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
-def parse(path: Path, uid: int, up: bool, pread: Callable[[int, int], bytes]) -> Snapshot:
+def parse(path: Path, uid: int, up: bool, pread: Pread) -> Snapshot:
     """A snapshot out of ``pread(size, offset)``: a file's, or the writer's own memory. Raises RecordError."""
+    words = header_of(path, pread)
+    with refusing(path):
+        identity, series = _schema(pread(min(words[Word.SCHEMA_USED], SCHEMA_BYTES), SCHEMA_AT))
+        head = headline(path, uid, up, words, identity)
+    count = min(words[Word.SERIES], len(series), VALUE_CAPACITY)
+    numbers = memoryview(pread(8 * count, VALUES_AT).ljust(8 * count, b"\xff")).cast("d")
+    return replace(
+        head,
+        values={
+            series_key(name, labels): number
+            for (name, labels), number in zip(series, numbers, strict=False)
+            if -ABSURD < number < ABSURD
+        },
+        series=tuple(series[:count]),
+        ring=_ring(words[Word.RING_HEAD], pread),
+        observations=tuple(_observations(min(words[Word.OBSERVATIONS], OBSERVATION_SLOTS), pread)),
+    )
+
+
+def header_of(path: Path, pread: Pread) -> tuple[int, ...]:
+    """The words of a record's header (:class:`gpuwatch.layout.Word`). Raises RecordError."""
     header = pread(_HEADER.size, 0)
     if len(header) < _HEADER.size or header[: len(MAGIC)] != MAGIC:
         raise RecordError(f"{path.name} does not begin with {MAGIC.decode()}")
-    words = _HEADER.unpack(header)
+    words: tuple[int, ...] = _HEADER.unpack(header)
     if words[Word.VERSION] != VERSION:
         raise RecordError(f"{path.name} has layout version {words[Word.VERSION]}, this reader knows {VERSION}")
+    return words
+
+
+@contextlib.contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """What goes wrong in taking apart a record's text is a RecordError."""
     try:
-        identity, series = _schema(pread(min(words[Word.SCHEMA_USED], SCHEMA_BYTES), SCHEMA_AT))
-        phase, state = Phase(words[Word.PHASE]), State(words[Word.STATE])
+        yield
     except _HOSTILE as error:
         raise RecordError(f"{path.name} holds no valid schema: {error}") from None
-    count = min(words[Word.SERIES], len(series), VALUE_CAPACITY)
-    numbers = memoryview(pread(8 * count, VALUES_AT).ljust(8 * count, b"\xff")).cast("d")
+
+
+def headline(path: Path, uid: int, up: bool, words: Sequence[int], identity: Mapping[str, object]) -> Snapshot:
+    """What a record's header says; a snapshot without any series. Raises ValueError for a phase or state unheard of."""
     now = time.monotonic_ns()
     stepped = words[Word.STEP_TIME]
     return Snapshot(
@@ -248,16 +290,12 @@ def parse(path: Path, uid: int, up: bool, pread: Callable[[int, int], bytes]) ->
         step_age=_age(now, stepped) if stepped else None,
         progress_age=_age(now, words[Word.HEARTBEAT]),
         run_seconds=max(0, words[Word.HEARTBEAT] - words[Word.ATTACHED]) / 1e9,
-        phase=phase,
-        state=state,
-        values={
-            series_key(name, labels): number
-            for (name, labels), number in zip(series, numbers, strict=False)
-            if -_ABSURD < number < _ABSURD
-        },
-        series=tuple(series[:count]),
-        ring=_ring(words[Word.RING_HEAD], pread),
-        observations=tuple(_observations(min(words[Word.OBSERVATIONS], OBSERVATION_SLOTS), pread)),
+        phase=Phase(words[Word.PHASE]),
+        state=State(words[Word.STATE]),
+        values={},
+        series=(),
+        ring=(),
+        observations=(),
     )
 
 
@@ -265,22 +303,29 @@ def _age(now: int, then: int) -> float:
     return max(0, now - then) / 1e9
 
 
-def _schema(text: bytes) -> tuple[dict[str, object], list[tuple[str, Mapping[str, str]]]]:
+def _schema(text: bytes) -> tuple[dict[str, object], list[Series]]:
     first, *rest = text.decode().splitlines()
-    identity = json.loads(first)
+    return identity_in(first), list(map(series_in, rest))
+
+
+def identity_in(line: str) -> dict[str, object]:
+    """The identity that the first line of a schema holds. Raises what JSON of any shape can raise."""
+    identity = json.loads(line)
     if not isinstance(identity, dict):
         raise ValueError("the identity is not an object")
     str(identity["run"]), int(str(identity["rank"]))
-    series: list[tuple[str, Mapping[str, str]]] = []
-    for line in rest:
-        name, labels = json.loads(line)
-        if not isinstance(name, str) or not all(isinstance(part, str) for item in labels.items() for part in item):
-            raise ValueError(f"not a series: {line[:80]}")
-        series.append((name, labels))
-    return identity, series
+    return identity
 
 
-def _ring(head: int, pread: Callable[[int, int], bytes]) -> tuple[tuple[float, ...], ...]:
+def series_in(line: str) -> Series:
+    """The series that any other line of a schema names. Raises what JSON of any shape can raise."""
+    name, labels = json.loads(line)
+    if not isinstance(name, str) or not all(isinstance(part, str) for item in labels.items() for part in item):
+        raise ValueError(f"not a series: {line[:80]}")
+    return name, labels
+
+
+def _ring(head: int, pread: Pread) -> tuple[tuple[float, ...], ...]:
     if not head:
         return ()
     block = pread(ROW.size * RING_ROWS, RING_AT)
@@ -293,19 +338,25 @@ def _ring(head: int, pread: Callable[[int, int], bytes]) -> tuple[tuple[float, .
     )
 
 
-def _observations(count: int, pread: Callable[[int, int], bytes]) -> Iterator[Observation]:
+def _observations(count: int, pread: Pread) -> Iterator[Observation]:
     for slot in range(count):
         at = OBSERVATIONS_AT + slot * OBSERVATION_BYTES
         for _ in range(8):  # being rewritten: look again, and leave it out when it never settles
             data = pread(OBSERVATION_BYTES, at)
             if len(data) < OBSERVATION_BYTES:
                 break
-            sequence, size, magnitude, step = SLOT.unpack_from(data)
-            if sequence % 2 or pread(8, at) != data[:8]:
+            if data[0 if sys.byteorder == "little" else 7] % 2 or pread(8, at) != data[:8]:
                 continue
-            if not -_ABSURD < magnitude < _ABSURD:
-                break
-            with contextlib.suppress(*_HOSTILE):
-                text = json.loads(data[SLOT.size : SLOT.size + size])
-                yield Observation(str(text["rule"]), str(text["where"]), str(text["evidence"]), magnitude, step)
+            if (seen := observation_in(data)) is not None:
+                yield seen
             break
+
+
+def observation_in(slot: bytes) -> Observation | None:
+    """What a settled slot says; None when it makes no sense."""
+    _, size, magnitude, step = SLOT.unpack_from(slot)
+    if -ABSURD < magnitude < ABSURD:
+        with contextlib.suppress(*_HOSTILE):
+            text = json.loads(slot[SLOT.size : SLOT.size + size])
+            return Observation(str(text["rule"]), str(text["where"]), str(text["evidence"]), magnitude, step)
+    return None
