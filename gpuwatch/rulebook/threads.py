@@ -82,18 +82,20 @@ RULES = (
         severity="warn",
         scope="rank",
         when=observed("comp-gil-contention") >= 0.5,
-        value=Quantity("cores", observed("comp-gil-contention"), "count"),
+        value=Quantity("share", observed("comp-gil-contention"), "ratio"),
         quantities=(Quantity("all", OTHER_THREAD_CORES, "count"),),
         because=(
             "Only one thread of a process runs Python at a time. A thread that computes makes the training thread wait "
             "for its turn, up to 5 ms (`sys.getswitchinterval()`) at every operator. A thread that sleeps, or that "
             "computes in a library with the interpreter let go, does not; torch's own threads are not counted."
         ),
-        evidence="it uses {cores} of a core; all other Python threads together use {all}",
+        evidence="it computes for {share} of the time (waits for a core left out); all Python threads but the training "
+        "thread keep {all} cores busy",
         fix="Move its work to a process (`multiprocessing`, a DataLoader worker), or into calls that let the "
         "interpreter go; let it wait (`queue.get()`, `Event.wait()`) instead of asking again and again.",
         gain=Gain("operators that start when they are called"),
         check="`gpuwatch_other_python_thread_cores` falls below 0.5; the step time falls.",
+        suppresses=("data-stall", "data-workers-zero", "data-io-bound", "comp-step-jitter"),
         observed=True,
         examples=(
             Example(
