@@ -14,7 +14,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WORKERS_PER_CORE = 4
 """Workers tried: those that wait for storage share a core, but not without limit."""
@@ -24,6 +24,9 @@ PREFETCHES = (2, 4, 8)
 
 GOOD_ENOUGH = 1.02
 """A smaller setting is preferred to a faster one within this factor."""
+
+MARGIN = 1.1
+"""The cost to make a batch counts this many times in the choice: a worker too few costs more than one too many."""
 
 WORTH_CHANGING = 1.03
 """A setting in use is kept unless another is faster by this factor."""
@@ -85,11 +88,14 @@ def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False)
 
     ``crowded`` says that the present workers wait for each other's cores: then fewer are better, even if no faster.
     """
-    best = smallest(costs, room, present)
-    expected = step_seconds(costs, room.cores, best)
-    keep = step_seconds(costs, room.cores, present) < WORTH_CHANGING * expected
+    careful = replace(
+        costs, making=tuple(MARGIN * seconds for seconds in costs.making), making_cpu=MARGIN * costs.making_cpu
+    )
+    best = smallest(careful, room, present)
+    keep = step_seconds(careful, room.cores, present) < WORTH_CHANGING * step_seconds(careful, room.cores, best)
     if keep and not (crowded and present.workers > best.workers):
-        best, expected = present, step_seconds(costs, room.cores, present)
+        best = present
+    expected = step_seconds(costs, room.cores, best)
     return Advice(
         setting=best,
         wait_ratio=max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0,

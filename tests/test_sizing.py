@@ -69,7 +69,7 @@ def test_tiny_items_are_loaded_on_the_training_thread() -> None:
 
 
 def test_skewed_items_get_a_longer_prefetch_rather_than_many_workers() -> None:
-    even, skewed = advised(costs(0.0098)), advised(costs(SKEWED))
+    even, skewed = advised(costs(0.0085)), advised(costs(SKEWED))
     assert even.setting == Setting(1, 2)
     assert skewed.setting.prefetch > 2
     assert step_seconds(costs(SKEWED), 2, skewed.setting) < 0.9 * step_seconds(

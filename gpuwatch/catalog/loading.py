@@ -63,6 +63,12 @@ WORKER_RESIDENT = rank_metric(
 WORKER_UNIQUE = rank_metric(
     "loader_worker_unique_bytes", "gauge", "bytes", "Memory of the largest loader worker that it shares with nobody."
 )
+WORKER_COPIED = rank_metric(
+    "loader_workers_copied_bytes",
+    "gauge",
+    "bytes",
+    "Python objects of the data set that loader workers copied by reading them, all workers together; estimated.",
+)
 WORKERS_IDLE = rank_metric(
     "loader_idle_workers", "gauge", "workers", "Living worker processes of loaders that nobody iterates any more."
 )

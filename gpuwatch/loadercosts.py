@@ -1,0 +1,250 @@
+"""What a batch costs this run, read from its gauges; and from that the loader setting to recommend.
+
+What is measured on a crowded machine includes waiting for a core. It is taken out, as far as the kernel tells it: the
+cores are reckoned with once, in the model. Where an input is missing there is no advice.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuwatch.catalog import (
+    BATCHES,
+    CPU_BUDGET,
+    CPU_WAIT_SECONDS,
+    DEVICE_PHASE_SECONDS,
+    HOST_AVAILABLE,
+    HOST_RESIDENT,
+    LOADER_AFFORDABLE,
+    LOADER_BATCH_BYTES,
+    LOADER_BATCH_CPU_SECONDS,
+    LOADER_BATCH_SECONDS,
+    LOADER_BEST_PREFETCH,
+    LOADER_BEST_WAIT,
+    LOADER_BEST_WORKERS,
+    LOADER_NEEDED_CORES,
+    LOADER_PART_SECONDS,
+    LOADER_PREFETCH,
+    LOADER_READY,
+    LOADER_WORKERS,
+    PHASES,
+    SHARED_MEMORY_TOTAL,
+    SHARED_MEMORY_USED,
+    TRAINING_CORES,
+    WORKER_BLOCKED,
+    WORKER_CPU,
+    WORKER_CPU_WAIT,
+    WORKER_UNIQUE,
+)
+from gpuwatch.expr import series_key
+from gpuwatch.sizing import Advice, Costs, Room, Setting, affordable, needed_cores, recommend
+from gpuwatch.spread import cut, spread
+from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps
+
+SENDING_SECONDS = 0.5e-3
+"""What a worker spends on a batch beside making it: to pickle it and to hand over its memory. Measured: 0.5 to 0.8 ms
+of CPU time for batches of one to four tensors, on a machine of 2 virtual cores."""
+
+RECEIVING_SECONDS = 1e-3
+"""What the training thread spends to take a batch that is ready. Measured there: 0.8 to 1.3 ms for one tensor."""
+
+SHARING_SECONDS_PER_BYTE = 0.65e-9
+"""What collating costs more where the batch has to lie in shared memory: fresh pages. Measured on 1 to 33 MB."""
+
+MEMORY_SHARE = 0.8
+"""Of the memory that is free, what workers may take: they grow while they warm up."""
+
+SHARED_MEMORY_SHARE = 0.5
+"""Of the shared memory that is free, what batches under way may take."""
+
+CROWDED = 0.2
+"""Share of their time that workers wait for a core, from which they are too many for the cores."""
+
+HARDLY_ANY = 0.02
+"""Share of waits below which the setting in use is the right one."""
+
+LEAST_BATCHES = 0.01
+"""Batches a step takes at least: one batch may serve several steps, but not any number."""
+
+MOST_SANE = 512
+"""Workers, and batches that each loads ahead, beyond which a record is not believed."""
+
+MOSTLY_READY = 0.5
+"""Share of fetches that find a batch ready, from which what they cost is believed."""
+
+TOLD_APART = 0.01
+"""Share of CPU time from which the whole can be told by its CPU time."""
+
+ANY_NUMBER = 1 << 20
+_QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
+
+
+@dataclass(frozen=True)
+class MeanStep:
+    """A usual step of the recent window, in seconds, and the batches it takes."""
+
+    total: float
+    waiting: float
+    training: float
+    batches: float
+
+
+def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: float) -> Iterator[Gauge]:
+    """The gauges of the recommended setting; none where an input is missing or makes no sense.
+
+    ``values`` are a rank's gauges by series key, ``steps`` its recent steps, ``count`` all its steps so far.
+    """
+    step = mean_step(steps, values.get(BATCHES.name, 0.0) / count if count > 0 else 0.0)
+    advice = None if step is None else advice_of(values, step, run_seconds)
+    if advice is not None:
+        yield LOADER_BEST_WORKERS, (), float(advice.setting.workers)
+        yield LOADER_BEST_PREFETCH, (), float(advice.setting.prefetch)
+        yield LOADER_BEST_WAIT, (), advice.wait_ratio
+        yield LOADER_NEEDED_CORES, (), advice.needed_cores
+        yield LOADER_AFFORDABLE, (), advice.affordable
+
+
+def mean_step(steps: Steps, batches: float) -> MeanStep | None:
+    """The mean of these steps; of their training the slowest are left out: a checkpoint's second is not training."""
+    known = [(total, wait) for total, wait in zip(steps.totals, steps.waits, strict=True) if 0 <= wait <= total]
+    if len(known) < FEWEST_STEPS or not LEAST_BATCHES <= batches < ABSURD:
+        return None
+    training = sorted(total - wait for total, wait in known)[: -max(1, len(known) // 50)]
+    return MeanStep(
+        total=statistics.fmean(total for total, _ in known),
+        waiting=statistics.fmean(wait for _, wait in known),
+        training=statistics.fmean(training),
+        batches=batches,
+    )
+
+
+def advice_of(values: Mapping[str, float], step: MeanStep, run_seconds: float) -> Advice | None:
+    """What to set for this run, from its own costs."""
+    present = present_setting(values)
+    if present is None:
+        return None
+    costs = batch_costs(values, step, run_seconds, present)
+    room = room_left(values, present)
+    if costs is None or room is None:
+        return None
+    crowded = values.get(WORKER_CPU_WAIT.name, 0.0) >= CROWDED
+    if step.waiting <= HARDLY_ANY * step.total and not crowded:
+        # Nothing to gain, and nothing to work out: the usual case, and this is asked at every scrape.
+        return Advice(
+            present,
+            step.waiting / step.total if step.total else 0.0,
+            needed_cores(costs),
+            affordable(costs, room, present),
+        )
+    return recommend(costs, room, present, crowded)
+
+
+def present_setting(values: Mapping[str, float]) -> Setting | None:
+    """What the loader is set to."""
+    workers, prefetch = values.get(LOADER_WORKERS.name), values.get(LOADER_PREFETCH.name)
+    if workers is None or not 0 <= workers <= MOST_SANE:
+        return None
+    return Setting(int(workers), int(prefetch) if prefetch and 1 <= prefetch <= MOST_SANE / 8 else 2)
+
+
+def batch_costs(values: Mapping[str, float], step: MeanStep, run_seconds: float, present: Setting) -> Costs | None:
+    """The costs of a batch, without waits for a core."""
+    measured = making_seconds(values, step, present)
+    making_cpu, cores = values.get(LOADER_BATCH_CPU_SECONDS.name), values.get(TRAINING_CORES.name)
+    if not measured or making_cpu is None or cores is None or not _sane(making_cpu, cores, run_seconds):
+        return None
+    mean = statistics.fmean(measured)
+    # For each second of CPU time the training thread waited this long for a core.
+    delay = max(0.0, values.get(CPU_WAIT_SECONDS.name, 0.0)) / (cores * run_seconds) if cores * run_seconds else 0.0
+    if present.workers:
+        ran, blocked = values.get(WORKER_CPU.name), values.get(WORKER_BLOCKED.name)
+        alone = mean if ran is None or blocked is None else mean * (ran + blocked)
+        own_cpu, sharing = receiving_seconds(values), 0.0
+    else:
+        alone = mean - delay * making_cpu
+        own_cpu, sharing = making_cpu, SHARING_SECONDS_PER_BYTE * max(0.0, values.get(LOADER_BATCH_BYTES.name, 0.0))
+    alone = min(mean, max(alone, making_cpu))  # that long it ran, at least
+    training_cpu = max(0.0, cores * step.total / step.batches - own_cpu)
+    training = max(step.training, _device_seconds(values, step.total)) / step.batches
+    return Costs(
+        training=max(training / 2, training - delay * training_cpu),
+        training_cpu=training_cpu,
+        making=cut(measured, alone),
+        making_cpu=min(making_cpu, alone),
+        sending=SENDING_SECONDS + sharing,
+        receiving=receiving_seconds(values),
+    )
+
+
+def making_seconds(values: Mapping[str, float], step: MeanStep, present: Setting) -> tuple[float, ...]:
+    """Equally likely times to make a batch, sorted; empty where they are not known."""
+    known = {}
+    for name in _QUANTILES:
+        seconds = values.get(series_key(LOADER_BATCH_SECONDS.name, {"quantile": name}))
+        if seconds is not None:
+            known[float(name)] = seconds
+    if 0.5 not in known or not _sane(*known.values()):
+        return ()
+    return spread(known, mean_seconds(values, step, present))
+
+
+def mean_seconds(values: Mapping[str, float], step: MeanStep, present: Setting) -> float | None:
+    """Mean time to make a batch: the training thread waits for it, or it is CPU time by the share of CPU time."""
+    if not present.workers:
+        return step.waiting / step.batches
+    share = values.get(WORKER_CPU.name, 0.0)
+    cpu = values.get(LOADER_BATCH_CPU_SECONDS.name)
+    return cpu / share if cpu is not None and TOLD_APART < share < 1 else None
+
+
+def receiving_seconds(values: Mapping[str, float]) -> float:
+    """What it costs the training thread to take a batch that is ready."""
+    measured = values.get(series_key(LOADER_PART_SECONDS.name, {"part": "transfer"}))
+    if measured is None or not _sane(measured):
+        return RECEIVING_SECONDS
+    # In a starved run what is ready is often a batch whose turn is later, and the time is that of the one before it.
+    return measured if values.get(LOADER_READY.name, 0.0) >= MOSTLY_READY else min(measured, RECEIVING_SECONDS)
+
+
+def room_left(values: Mapping[str, float], present: Setting) -> Room | None:
+    """What the node has left for workers; what is in use now stays possible. None where it is not known."""
+    cores = values.get(CPU_BUDGET.name)
+    available = values.get(HOST_AVAILABLE.name)
+    # A worker of which nothing is known yet shares its memory with the training process until it writes to it, and
+    # then it can have as much as that.
+    each = values.get(WORKER_UNIQUE.name) if present.workers else values.get(HOST_RESIDENT.name)
+    size, total, used = (
+        values.get(metric.name) for metric in (LOADER_BATCH_BYTES, SHARED_MEMORY_TOTAL, SHARED_MEMORY_USED)
+    )
+    if cores is None or available is None or each is None or size is None or total is None or used is None:
+        return None
+    if not _sane(cores, available, each, size, total, used) or not 0 < cores <= ANY_NUMBER:
+        return None
+    fitting = _how_many(MEMORY_SHARE * available, each)
+    under_way = _how_many(SHARED_MEMORY_SHARE * max(0.0, total - used), size)
+    return Room(
+        cores=cores,
+        workers=present.workers + fitting,
+        batches=max(under_way, present.workers * present.prefetch),
+    )
+
+
+def _how_many(space: float, each: float) -> int:
+    return int(min(ANY_NUMBER, space / each)) if each > 0 else ANY_NUMBER
+
+
+def _device_seconds(values: Mapping[str, float], total: float) -> float:
+    """Seconds of such a step that the device worked, by its own clock; 0 without one.
+
+    Work is queued to it: while it still computes, the training thread may wait for data, and lose nothing by that.
+    """
+    seconds = {name: values.get(series_key(DEVICE_PHASE_SECONDS.name, {"phase": name}), 0.0) for name in PHASES}
+    worked = sum(seconds.values())
+    return total * (1 - seconds["data"] / worked) if worked > 0 else 0.0
+
+
+def _sane(*numbers: float) -> bool:
+    """Whether these can be times, sizes or counts."""
+    return all(0 <= number < 1e15 for number in numbers)
