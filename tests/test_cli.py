@@ -54,6 +54,9 @@ def test_commands_and_options_are_frozen() -> None:
         "explain": ["-h", "--help", "RULE", "--list"],
         "snapshot": ["-h", "--help", "FILE", "--json", "--html"],
         "replay": ["-h", "--help", "FILE", "--conf", "--capacity", "--json"],
+        "run": ["SCRIPT"],
+        "stack": ["-h", "--help", "DIR", "--target", "--force"],
+        "doctor": ["-h", "--help", "--json", "--dir"],
         "demo": ["-h", "--help", "--steps", "--without"],
     }
 
