@@ -50,7 +50,7 @@ def test_commands_and_options_are_frozen() -> None:
     assert known == {
         "report": ["-h", "--help", "RUN", "--json", "--html", "--dir"],
         "compare": ["-h", "--help", "RUN_A", "RUN_B", "--json", "--fail-on-regression", "--dir"],
-        "serve": ["-h", "--help", "--listen", "--exit-when-idle", "--any-port", "--dir"],
+        "serve": ["-h", "--help", "--listen", "--exit-when-idle", "--web-config", "--any-port", "--dir"],
         "explain": ["-h", "--help", "RULE", "--list"],
         "snapshot": ["-h", "--help", "FILE", "--json", "--html"],
         "replay": ["-h", "--help", "FILE", "--conf", "--capacity", "--json"],
