@@ -82,8 +82,8 @@ def _model() -> tuple[Panel, ...]:
         timeseries("What the model's memory is", MODEL_MEMORY.help + " Summed over the chosen ranks.",
                    [Query(f"sum by (part) ({select(MODEL_MEMORY)})", "{{part}}")], "bytes", stacked=True),
         table("Which modules hold it", MODULE_MEMORY.help + " Names with numbers are folded: layers.*.",
-              Query(f"sort_desc(max by (run, module, part) ({select(MODULE_MEMORY)}) > 0)", "{{module}} {{part}}"),
-              columns={"run": "Run", "module": "Module", "part": "Part", "Value": "Bytes"}, unit="bytes", width=12),
+              Query(f"sort_desc(max by (run, module) ({select(MODULE_MEMORY)}) > 0)", "{{module}}"),
+              columns={"run": "Run", "module": "Module", "Value": "Bytes"}, unit="bytes", width=12),
         rule_panel("mem-activation-dominant", "How much of the peak is saved for backward"),
         rule_panel("mem-state-dominant", "How much of the peak is there whatever the batch"),
     )  # fmt: skip

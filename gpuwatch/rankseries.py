@@ -30,6 +30,7 @@ from gpuwatch.catalog import (
     STEP_BOUNDS,
     STEP_SECONDS,
     STEPS,
+    UNPUBLISHED,
     WINDOW_JITTER_RATIO,
     WINDOW_SLOW_EXCESS_SECONDS,
     WINDOW_SLOW_RATIO,
@@ -146,7 +147,7 @@ def published(
         else:
             taken.append((metric, own, number))
     histogram = _histogram(parts)
-    always = [*_identity(head), *gauges]
+    always = [*_identity(head), *(gauge for gauge in gauges if gauge[0].name not in UNPUBLISHED)]
     room = SERIES_LIMIT - len(always) - (len(_BOUNDS) + 2 if histogram is not None else 0)
     found = list(_observed(observations))
     listed = [*found[:OBSERVATIONS_FIRST], *taken, *found[OBSERVATIONS_FIRST:]]
@@ -159,7 +160,7 @@ def vetted(name: str, labels: Mapping[str, str]) -> Vetted | None:
         return STEP_SECONDS, (labels["le"],)
     if name == _SUM and not labels:
         return STEP_SECONDS, ()
-    if name in _BY_THE_READER or name in (_BUCKET, _SUM, MODULE_ROW):
+    if name in _BY_THE_READER or name in UNPUBLISHED or name in (_BUCKET, _SUM, MODULE_ROW):
         return None
     metric = METRICS.get(name)
     if metric is None or metric.scope != "rank" or metric.kind not in ("counter", "gauge", "summary"):

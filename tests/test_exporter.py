@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import struct
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gpuwatch.catalog import METRICS, SCOPES, STEP_BOUNDS
+from gpuwatch.catalog import METRICS, SCOPES, STEP_BOUNDS, UNPUBLISHED
 from gpuwatch.exporter import Exporter
 from gpuwatch.expr import series_key
 from gpuwatch.layout import RECORD_BYTES, SCHEMA_AT, State, Word
@@ -117,7 +118,7 @@ def test_only_what_the_catalog_knows_is_published_and_the_rest_is_counted(record
         ("evil", {}),
         ("gpuwatch_evil_total", {}),
         ("gpuwatch_batches_total", {"hostname": "node7"}),
-        ("gpuwatch_device_phase_seconds_total", {}),
+        ("gpuwatch_phase_seconds_total", {}),
         ("gpuwatch_gpu_power_watts", {}),
         ("gpuwatch_source_up", {"source": "nvml"}),
         ("gpuwatch_observation", {"rule": "run-dead", "where": "x"}),
@@ -312,3 +313,21 @@ def test_an_empty_or_missing_directory_is_no_error(records: Path) -> None:
     found = scrape(exporter(records))
     assert found["gpuwatch_records"] == 0
     assert found['gpuwatch_source_up{source="records"}'] == 1
+
+
+def test_what_is_not_published_is_read_by_no_alert_and_no_panel() -> None:
+    root = Path(__file__).resolve().parent.parent
+    read_by = [*root.glob("alerts/*.rules.yaml"), *root.glob("dashboards/json/*.json")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in read_by)))
+    assert not UNPUBLISHED & words
+
+
+def test_what_is_not_published_is_left_out_without_a_word(records: Path) -> None:
+    writer = write_run(records, state=None)
+    for name in UNPUBLISHED:
+        labels = dict.fromkeys(METRICS[name].labels, "0.5")
+        writer.values[writer.series(name, **labels)] = 7.0
+    writer.close(State.CLEAN)
+    text = exporter(records).text()
+    assert not any(name in text for name in UNPUBLISHED)
+    assert "gpuwatch_series_dropped 0.0\n" in text

@@ -8,12 +8,14 @@ that is not known is absent, never 0, NaN or a sentinel.
 from __future__ import annotations
 
 from gpuwatch.catalog.daemon import *
+from gpuwatch.catalog.distributed import *
 from gpuwatch.catalog.hardware import *
 from gpuwatch.catalog.loading import *
 from gpuwatch.catalog.memory import *
 from gpuwatch.catalog.naming import *
 from gpuwatch.catalog.ranks import *
 from gpuwatch.catalog.timing import *
+from gpuwatch.catalog.unpublished import *
 from gpuwatch.expr import Metric
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in list(globals().values()) if isinstance(metric, Metric)}

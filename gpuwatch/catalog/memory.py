@@ -74,9 +74,8 @@ MODULE_MEMORY = rank_metric(
     "module_memory_bytes",
     "gauge",
     "bytes",
-    "Bytes of the ten largest kinds of modules; the rest is _other.",
+    "Bytes of the ten largest kinds of modules, all their parts; the rest is _other.",
     "module",
-    "part",
 )
 HOST_AVAILABLE = rank_metric(
     "host_memory_available_bytes", "gauge", "bytes", "Host memory that is free to use: of the machine or its cgroup."

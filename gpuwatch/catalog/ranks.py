@@ -26,7 +26,19 @@ OBSERVATION = rank_metric(
 
 # -- identity and life
 RANK_INFO = rank_metric(
-    "rank_info", "info", "1", "Who the rank is.", "local_rank", "world_size", "pid", "restart", "script", "torch"
+    "rank_info",
+    "info",
+    "1",
+    "Who the rank is, and of which job and experiment.",
+    "local_rank",
+    "world_size",
+    "node",
+    "job_id",
+    "experiment",
+    "pid",
+    "restart",
+    "script",
+    "torch",
 )
 RANK_UP = rank_metric("rank_up", "gauge", "bool", "1 while the process holds its record's lease.")
 RANK_ENDED = rank_metric("rank_ended", "gauge", "bool", "1 when the process wrote an end mark, by an exception too.")
@@ -38,6 +50,19 @@ RANK_START_TIME = rank_metric("rank_start_time_seconds", "gauge", "seconds", "Wh
 RANK_STEP_AGE = rank_metric("rank_step_age_seconds", "gauge", "seconds", "Time since the last completed step.")
 RANK_PROGRESS_AGE = rank_metric(
     "rank_progress_age_seconds", "gauge", "seconds", "Time since a hook last saw the run do anything."
+)
+RANK_POSITION = rank_metric(
+    "rank_position_steps",
+    "gauge",
+    "steps",
+    "How far the rank is, in steps: at least and at most. Within a step it is known only while that is looked at.",
+    "bound",
+)
+RANK_GONE_TIME = rank_metric(
+    "rank_gone_timestamp_seconds",
+    "gauge",
+    "seconds",
+    "When a rank that left no end mark was last seen alive, Unix time.",
 )
 GUARD_FAULTS = rank_metric(
     "guard_faults_total", "counter", "1", "Faults of gpuwatch's own hooks that were kept from the run.", "probe"

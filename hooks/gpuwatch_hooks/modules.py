@@ -197,15 +197,12 @@ class ModuleProbe:
         candidates = [name for name in rows if name in self._named or len(self._named) < MOST_NAMES]
         shown = sorted(candidates, key=lambda name: -weight(name))[:SHOWN]
         for name in set(self.shown) - set(shown):
-            for part in MEMORY_PARTS:
-                self._put(MODULE_MEMORY.name, float("nan"), module=name, part=part)
+            self._put(MODULE_MEMORY.name, float("nan"), module=name)
         self.shown = shown
         self._named.update(shown)
-        for part in MEMORY_PARTS:
-            for name in shown:
-                self._put(MODULE_MEMORY.name, getattr(rows[name], part), module=name, part=part)
-            rest = sum(getattr(row, part) for name, row in rows.items() if name not in shown)
-            self._put(MODULE_MEMORY.name, rest, module=OTHER, part=part)
+        for name in shown:
+            self._put(MODULE_MEMORY.name, rows[name].total(), module=name)
+        self._put(MODULE_MEMORY.name, sum(row.total() for name, row in rows.items() if name not in shown), module=OTHER)
 
     def _suggest(self, done: list[SavedTensors]) -> None:
         for saved in done:
