@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: test demo bench check render clean
+.PHONY: test demo bench bench-data check render clean
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -14,6 +14,10 @@ demo: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench $(ARGS)
+
+# Are the recommended loader settings the best ones? Minutes, on a machine that is otherwise idle.
+bench-data: $(READY)
+	$(BIN)/python -m bench.data $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import functools
 import math
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 WORKERS_PER_CORE = 4
@@ -107,14 +107,23 @@ def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False)
 def smallest(costs: Costs, room: Room, present: Setting) -> Setting:
     """The fewest workers, with the shortest prefetch, that come close to the best of all that fit."""
     possible = list(settings(room, present))
+    least = {setting: quickest(costs, room.cores, setting) for setting in possible}
+    # Nothing is faster than this; most often something small comes close, and the large ones need no replay.
+    found = _first_within(costs, room.cores, least, min(least.values()))
+    if found is not None:
+        return found
     # More workers and a longer prefetch are never slower by this model: the best is among the largest.
     most, longest = possible[-1], max(possible, key=lambda setting: (setting.prefetch, setting.workers))
-    best = min(step_seconds(costs, room.cores, setting) for setting in (possible[0], most, longest))
-    for setting in possible:
-        enough = GOOD_ENOUGH * best
-        if quickest(costs, room.cores, setting) <= enough and step_seconds(costs, room.cores, setting) <= enough:
+    best = min(step_seconds(costs, room.cores, setting) for setting in (most, longest))
+    return _first_within(costs, room.cores, least, best) or most
+
+
+def _first_within(costs: Costs, cores: float, least: Mapping[Setting, float], best: float) -> Setting | None:
+    enough = GOOD_ENOUGH * best
+    for setting, seconds in least.items():
+        if seconds <= enough and step_seconds(costs, cores, setting) <= enough:
             return setting
-    return most
+    return None
 
 
 def settings(room: Room, present: Setting) -> Iterator[Setting]:
@@ -176,7 +185,7 @@ def delivery_seconds(costs: Costs, setting: Setting) -> float:
     """
     makings = shuffled(costs.making)
     under_way = setting.workers * setting.prefetch
-    lead = 4 * under_way
+    lead = 2 * under_way
     free = [0.0] * setting.workers
     taken = [0.0] * (lead + REPLAYED_BATCHES)
     now = 0.0

@@ -7,7 +7,7 @@ early or late. One batch in thirty that takes ten times as long shows in the mea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 TIMES = 100
 """Equally likely times that a distribution is told by."""
@@ -27,7 +27,7 @@ def spread(quantiles: Mapping[float, float], mean: float | None = None) -> tuple
         points[place] = share, max(seconds, points[place - 1][1])  # a record is not believed to be in order
     points.append((1.0, points[-1][1]))
     bend = 1.0 if mean is None else _bend(points, mean)
-    return tuple(_at(points, (index + 0.5) / TIMES, bend) for index in range(TIMES))
+    return tuple(_along(points, bend))
 
 
 def cut(times: tuple[float, ...], mean: float) -> tuple[float, ...]:
@@ -61,8 +61,12 @@ def _bend(points: list[tuple[float, float]], mean: float) -> float:
     return min(max(1 / share - 1, BENDS[0]), BENDS[1])
 
 
-def _at(points: list[tuple[float, float]], share: float, bend: float) -> float:
-    above = next(place for place, (known, _) in enumerate(points) if known > share)
-    (low, least), (high, most) = points[above - 1], points[above]
-    risen = (share - low) / (high - low)
-    return least + (most - least) * (risen**bend if low >= 0.5 else risen)
+def _along(points: list[tuple[float, float]], bend: float) -> Iterator[float]:
+    place = 1
+    for index in range(TIMES):
+        share = (index + 0.5) / TIMES
+        while points[place][0] <= share:
+            place += 1
+        (low, least), (high, most) = points[place - 1], points[place]
+        risen = (share - low) / (high - low)
+        yield least + (most - least) * (risen**bend if low >= 0.5 else risen)
