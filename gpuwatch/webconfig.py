@@ -178,6 +178,8 @@ def _users(path: Path, users: object) -> dict[str, bytes]:
         try:
             found[_text(path, "a user", name)] = _text(path, f"the hash of {name}", text).encode()
             _matches("", found[name])
+        except WebConfigError:
+            raise
         except ValueError:
             raise WebConfigError(f"{path}: the hash of {name} is not bcrypt's: `htpasswd -nBC 10 {name}`") from None
     return found

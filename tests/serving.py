@@ -27,6 +27,8 @@ import json, sys
 from pathlib import Path
 from gpuwatch.daemon import serve
 options = json.loads(sys.argv[3])
+if "web_config" in options:
+    options["web_config"] = Path(options["web_config"])
 sys.exit(serve(sys.argv[1], Path(sys.argv[2]), **options))
 """
 
@@ -121,7 +123,7 @@ def daemon(
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        found = re.fullmatch(rf"gpuwatch: serving (http://\S+/) for {re.escape(str(directory))}\n", line)
+        found = re.fullmatch(rf"gpuwatch: serving (https?://\S+/) for {re.escape(str(directory))}\n", line)
         assert found is not None, line + process.stderr.read()
         yield Daemon(process, found[1])
     finally:
