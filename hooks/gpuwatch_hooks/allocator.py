@@ -79,7 +79,7 @@ class AllocatorProbe:
         self.at_backward: deque[int] = deque(maxlen=BACKWARDS_KEPT)
         self.not_torch: deque[int] = deque(maxlen=OTHERS_KEPT)
         self.leak = DeviceLeak(record)
-        self.errors = CaughtErrors(record, clock, errors_so_far(accelerator))
+        self.errors = CaughtErrors(record, errors_so_far(accelerator))
         self._peak: int | None = None
         self._peak_step = 0
         self.stranding = False

@@ -11,10 +11,10 @@ import re
 from dataclasses import dataclass
 
 from gpuwatch.catalog import OOM_KINDS, OUT_OF_MEMORY
+from gpuwatch.layout import Word
 from gpuwatch.record import RecordWriter
 from gpuwatch.sizes import UNITS, size_text
 from gpuwatch_hooks.accelerator import AllocatorCounters
-from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.place import place_of_traceback
 
 RULE = "mem-oom"
@@ -135,14 +135,19 @@ def shortage_of(error: BaseException, known: Circumstances) -> Shortage | None:
     return Shortage(LEAK if known.leaking_host else HOST, requested, None, known)
 
 
-def note(record: RecordWriter, clock: StepClock, error: BaseException, known: Circumstances) -> None:
+def note(record: RecordWriter, error: BaseException, known: Circumstances) -> None:
     """Write the post-mortem of an error that ends the process; nothing for any other error."""
     shortage = shortage_of(error, known)
     if shortage is None:
         return
     where = place_of_traceback(error.__traceback__)
     record.values[record.series(OUT_OF_MEMORY.name, kind=shortage.kind)] = 1.0
-    record.observe(RULE, where, f"at step {clock.steps + 1}: {shortage.evidence()}", 1.0)
+    record.observe(RULE, where, f"at step {_step(record)}: {shortage.evidence()}", 1.0)
+
+
+def _step(record: RecordWriter) -> str:
+    """The step that is under way; the clock may not have worked through the last ones yet."""
+    return f"{record.words[Word.STEP] + 1:,}"
 
 
 class CaughtErrors:
@@ -151,9 +156,8 @@ class CaughtErrors:
     ``before`` is the count at attach, None where there was none to be had.
     """
 
-    def __init__(self, record: RecordWriter, clock: StepClock, before: int | None) -> None:
+    def __init__(self, record: RecordWriter, before: int | None) -> None:
         self.record = record
-        self.clock = clock
         self.before = before
         self.caught = 0
 
@@ -175,6 +179,6 @@ class CaughtErrors:
             self.caught += new
             evidence = (
                 f"{self.caught:,} out-of-memory error{'s' if self.caught > 1 else ''} of the device, caught by the "
-                f"program or by a library that tries out algorithms; the last one by step {self.clock.steps + 1:,}"
+                f"program or by a library that tries out algorithms; the last one by step {_step(self.record)}"
             )
             self.record.observe(RULE, "", evidence, self.caught)

@@ -339,7 +339,7 @@ def note_shortage(session: Session, error: BaseException) -> None:
         caught=allocator.errors.caught,
         kills=session.memory.kills(),
     )
-    oom.note(session.record, session.clock, error, known)
+    oom.note(session.record, error, known)
 
 
 def uncaught() -> object:
