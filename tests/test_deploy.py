@@ -64,7 +64,6 @@ def test_the_unit_and_its_tmpfiles_entry_agree_on_the_directory_and_its_mode() -
     assert "RuntimeDirectoryPreserve=yes" in unit  # or a restart would remove the records of living runs
 
 
-@pytest.mark.debian
 @needs_root
 @tool("systemd-tmpfiles")
 def test_in_the_directory_everybody_writes_and_only_the_daemon_reads(tmp_path: Path) -> None:
