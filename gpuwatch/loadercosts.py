@@ -103,7 +103,8 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
         yield LOADER_BEST_PREFETCH, (), float(advice.setting.prefetch)
         yield LOADER_BEST_WAIT, (), advice.wait_ratio
         yield LOADER_NEEDED_CORES, (), advice.needed_cores
-        yield LOADER_AFFORDABLE, (), advice.affordable
+        if advice.affordable is not None:
+            yield LOADER_AFFORDABLE, (), advice.affordable
 
 
 def mean_step(steps: Steps, batches: float) -> MeanStep | None:

@@ -73,14 +73,14 @@ class Room:
 class Advice:
     """The setting to use and the share of step time that training would still not be running then.
 
-    ``needed_cores`` are the cores at which they no longer hold training up, ``affordable`` the mean time to make a
-    batch (seconds) at which nothing does: where a wait remains, one of the two has to change.
+    ``needed_cores`` are the cores at which they no longer hold training up. ``affordable`` is the mean time to make a
+    batch (seconds) at which nothing does; None where batches cost no more than that.
     """
 
     setting: Setting
     wait_ratio: float
     needed_cores: float
-    affordable: float
+    affordable: float | None
 
 
 def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False) -> Advice:
@@ -217,8 +217,8 @@ def needed_cores(costs: Costs) -> float:
     return cpu_seconds(costs) / pace if pace > 0 else math.inf
 
 
-def affordable(costs: Costs, room: Room, present: Setting) -> float:
-    """Mean seconds to make a batch at which training would hardly wait, with as many workers as fit.
+def affordable(costs: Costs, room: Room, present: Setting) -> float | None:
+    """Mean seconds to make a batch at which training would hardly wait, with as many workers as fit; None if it does.
 
     The CPU part is taken to shrink along with the whole. 0 where training alone takes all the cores.
     """
@@ -227,4 +227,5 @@ def affordable(costs: Costs, room: Room, present: Setting) -> float:
     by_workers = most_workers(room, present) * pace - costs.sending
     left = room.cores * pace - costs.training_cpu - costs.sending - costs.receiving
     by_cores = making * left / costs.making_cpu if costs.making_cpu > 0 else math.inf
-    return max(0.0, min(by_workers, by_cores))
+    most = max(0.0, min(by_workers, by_cores))
+    return most if most < making else None

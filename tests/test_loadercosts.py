@@ -113,7 +113,7 @@ def test_slow_batches_get_the_workers_that_hide_them(values: dict[str, float]) -
     assert advice[LOADER_BEST_WORKERS.name] in (4, 5)
     assert advice[LOADER_BEST_PREFETCH.name] == 2
     assert advice[LOADER_BEST_WAIT.name] < 0.12
-    assert advice[LOADER_AFFORDABLE.name] > 0.040
+    assert LOADER_AFFORDABLE.name not in advice, "nothing has to shrink"
     assert 0 < advice[LOADER_NEEDED_CORES.name] < 2
 
 
@@ -193,7 +193,8 @@ def test_a_device_that_is_busy_meanwhile_loses_nothing_by_the_wait() -> None:
 def test_workers_fit_in_memory() -> None:
     assert room({**HELPED, HOST_AVAILABLE.name: 350e6}) == Room(8.0, 2 + 2, 16_000)
     assert room({**ALONE, HOST_AVAILABLE.name: 2e9}) == Room(8.0, 1, 16_000), "each may grow to what training has"
-    assert advised({**ALONE, HOST_AVAILABLE.name: 2e9})[LOADER_BEST_WORKERS.name] == 1
+    advice = advised({**ALONE, HOST_AVAILABLE.name: 2e9})
+    assert advice[LOADER_BEST_WORKERS.name] == 1 and advice[LOADER_AFFORDABLE.name] == pytest.approx(0.011, rel=0.1)
     assert advised({**ALONE, HOST_AVAILABLE.name: 0.5e9})[LOADER_BEST_WORKERS.name] == 0
 
 

@@ -51,14 +51,19 @@ def test_batches_that_cost_cpu_time_get_no_more_workers_than_cores() -> None:
 def test_what_no_worker_count_can_reach_is_said_with_cores_and_with_costs() -> None:
     advice = advised(costs(0.040, cpu=0.040))
     assert advice.needed_cores == pytest.approx(4.0, abs=0.1)
-    assert advice.affordable == pytest.approx(0.020, rel=0.05)
+    assert advice.affordable is not None and advice.affordable == pytest.approx(0.020, rel=0.05)
     assert advised(costs(advice.affordable, cpu=advice.affordable)).wait_ratio < 0.04, "with this it is reached"
     assert advised(costs(0.040, cpu=0.040), cores=advice.needed_cores).wait_ratio < 0.04, "and with these"
 
 
+def test_nothing_has_to_shrink_where_workers_hide_it() -> None:
+    assert advised(costs(0.035)).affordable is None
+    assert advised(costs(0.035), workers=2).affordable == pytest.approx(0.0206, rel=0.01)
+
+
 def test_training_that_needs_the_cores_itself_leaves_none_for_workers() -> None:
     training = costs(0.010, cpu=0.010, step=0.010, step_cpu=0.020)
-    assert advised(training).affordable < 0.001
+    assert advised(training).affordable == pytest.approx(0.0, abs=0.001)
     assert advised(training).setting.workers <= 1
 
 

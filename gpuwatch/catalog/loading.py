@@ -96,7 +96,7 @@ LOADER_AFFORDABLE = rank_metric(
     "loader_affordable_batch_seconds",
     "gauge",
     "seconds",
-    "Time to make a batch at which training would hardly wait, with the best setting that fits; mean.",
+    "Mean time to make a batch at which training would hardly wait, with the workers that fit; absent if it is less.",
 )
 SHARED_MEMORY_USED = rank_metric("shared_memory_used_bytes", "gauge", "bytes", "Bytes in use in /dev/shm.")
 SHARED_MEMORY_TOTAL = rank_metric("shared_memory_total_bytes", "gauge", "bytes", "Size of /dev/shm.")
