@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
-from gpuwatch.expr import History
+from gpuwatch.expr import History, Peered
 from gpuwatch.history import history_of, observation_key, settled, slow_phase
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
@@ -53,16 +54,63 @@ class Finding:
 
 
 def advise(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> list[Finding]:
-    """The findings of one rank, most valuable first."""
-    history = history_of(snapshot)
-    fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
-    findings = [
-        _finding(rule, severity, seen, place)
-        for rule, severity in fired
-        for seen, place in _places(rule, history, snapshot.observations)
-    ]
-    ids = {rule.id for rule, _ in fired}
-    return sorted((_named(finding, snapshot, ids) for finding in findings), key=worth, reverse=True)
+    """The findings of one rank by itself, most valuable first."""
+    return [finding for finding, _ in advise_run([snapshot], rules)]
+
+
+def advise_run(snapshots: Sequence[Snapshot], rules: Iterable[Rule] = RULES) -> list[tuple[Finding, Snapshot | None]]:
+    """The findings of the ranks of a run, most valuable first, each with the rank it is about.
+
+    Rules on several ranks compare those given here; one on the run as a whole is about no rank.
+    """
+    rules = tuple(rules)
+    histories = [history_of(snapshot) for snapshot in snapshots]
+    seen = list(_compared(snapshots, histories, [rule for rule in rules if rule.across]))
+    common = {consequence for rule, _, _ in seen for consequence in rule.suppresses}
+    found: list[tuple[Finding, Snapshot | None]] = []
+    explained: dict[int, set[str]] = {}
+    for snapshot, history in zip(snapshots, histories, strict=True):
+        fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
+        ids = {rule.id for rule, _ in fired}
+        explained[id(snapshot)] = {consequence for rule, _ in fired for consequence in rule.suppresses}
+        found += [
+            (_named(_finding(rule, severity, view, place), snapshot, ids), snapshot)
+            for rule, severity in fired
+            if rule.id not in common
+            for view, place in _places(rule, history, snapshot.observations)
+        ]
+    everywhere = {consequence for rules_of_rank in explained.values() for consequence in rules_of_rank}
+    for rule, whose, finding in seen:
+        if rule.id not in common | (everywhere if whose is None else explained[id(whose)]):
+            found.append((finding, whose))
+    return sorted(found, key=lambda pair: worth(pair[0]), reverse=True)
+
+
+def _compared(
+    snapshots: Sequence[Snapshot], histories: Sequence[History], rules: Iterable[Rule]
+) -> Iterator[tuple[Rule, Snapshot | None, Finding]]:
+    """The rules on several ranks that hold, with the rank and what there is to say of it."""
+    for rule in rules:
+        ranks: list[tuple[Snapshot | None, History]] = [(None, {})]
+        if rule.scope == "peer":
+            ranks = list(zip(snapshots, histories, strict=True))
+        for snapshot, own in ranks:
+            for (_, place), view in rule.views(Peered(own, histories)).items():
+                severity = severity_at(rule, view)
+                if severity is not None:
+                    seen = _beside_peers(rule, snapshot if len(snapshots) > 1 else None, place)
+                    told = [] if snapshot is None else [each for each in snapshot.observations if each.rule == rule.id]
+                    evidence = told[0].evidence if told else ""
+                    yield rule, snapshot, _finding(rule, severity, view, Observation(rule.id, seen, evidence, 0.0, 0))
+
+
+def _beside_peers(rule: Rule, snapshot: Snapshot | None, place: str) -> str:
+    """Which rank it is, on which node, and where in its step."""
+    parts = [f"{rule.place}: {place}"] if place else []
+    if snapshot is not None:
+        node = snapshot.identity.get("node")
+        parts.insert(0, f"rank {snapshot.rank} on {node}" if node else f"rank {snapshot.rank}")
+    return ", ".join(parts)
 
 
 def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> list[Finding]:
@@ -180,6 +228,8 @@ def spoken(number: float | None, unit: str) -> str:
         return f"{number:,.0f}" if number == round(number) or number >= 100 else f"{number:.1f}"
     if unit == "celsius":
         return f"{number:.0f} °C"
+    if unit == "timestamp":
+        return f"{datetime.fromtimestamp(number, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     if unit == "seconds":
         return _scaled(number, ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "us")))
     if unit == "bytes":

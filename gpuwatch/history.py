@@ -19,7 +19,9 @@ from gpuwatch.catalog import (
     PHASE_SECONDS,
     PHASES,
     RANK_ENDED,
+    RANK_GONE_TIME,
     RANK_LAST_STEP,
+    RANK_POSITION,
     RANK_PROGRESS_AGE,
     RANK_START_TIME,
     RANK_STEP_AGE,
@@ -27,7 +29,7 @@ from gpuwatch.catalog import (
     STEPS,
 )
 from gpuwatch.expr import History, Samples, series_key
-from gpuwatch.layout import Column, State
+from gpuwatch.layout import Column, Phase, State
 from gpuwatch.reader import Snapshot
 from gpuwatch.window import ABSURD, LEFT_OUT
 from gpuwatch.window import FEWEST_STEPS as FEWEST_STEPS
@@ -40,6 +42,9 @@ _PHASE_COLUMNS = {
     "optimizer": Column.OPTIMIZER,
 }
 
+_WITHIN_STEP = {Phase.DATA: 0.2, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.6, Phase.OPTIMIZER: 0.8}
+"""Where in a step a phase is. What lies between them may be anywhere."""
+
 Row = tuple[float, ...]
 
 
@@ -51,6 +56,8 @@ def history_of(snapshot: Snapshot) -> History:
         history[key] = [(now, number)]
     for key, number in identity_gauges(snapshot).items():
         history[key] = [(now, number)]
+    for bound, steps in position(snapshot).items():
+        history[series_key(RANK_POSITION.name, {"bound": bound})] = [(now, steps)]
     for observation in snapshot.observations:
         history[observation_key(observation.rule, observation.where)] = [(now, observation.magnitude)]
     rows = settled(snapshot.ring)
@@ -83,7 +90,18 @@ def identity_gauges(snapshot: Snapshot) -> dict[str, float]:
         gauges[RANK_PROGRESS_AGE.name] = snapshot.progress_age
         if snapshot.step_age is not None:
             gauges[RANK_STEP_AGE.name] = snapshot.step_age
+    elif snapshot.state < State.CLEAN:
+        gauges[RANK_GONE_TIME.name] = snapshot.created + snapshot.run_seconds
     return gauges
+
+
+def position(snapshot: Snapshot) -> dict[str, float]:
+    """How many steps a living rank is through, at least and at most; empty for one that is gone."""
+    if not snapshot.up:
+        return {}
+    within = _WITHIN_STEP.get(snapshot.phase) if snapshot.phase_is_current else None
+    least, most = (0.0, 1.0) if within is None else (within, within)
+    return {"least": snapshot.step + least, "most": snapshot.step + most}
 
 
 def settled(ring: Sequence[Row]) -> list[Row]:

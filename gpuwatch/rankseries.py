@@ -21,8 +21,10 @@ from gpuwatch.catalog import (
     OBSERVATION,
     RANK_ENDED,
     RANK_EXIT_INFO,
+    RANK_GONE_TIME,
     RANK_INFO,
     RANK_LAST_STEP,
+    RANK_POSITION,
     RANK_PROGRESS_AGE,
     RANK_START_TIME,
     RANK_STEP_AGE,
@@ -38,7 +40,7 @@ from gpuwatch.catalog import (
     WINDOW_WAIT_SECONDS,
 )
 from gpuwatch.expr import Metric, series_key
-from gpuwatch.history import identity_gauges, settled
+from gpuwatch.history import identity_gauges, position, settled
 from gpuwatch.layout import MODULE_ROW
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.report.document import exit_of
@@ -75,6 +77,8 @@ _BY_THE_READER = frozenset(
         RANK_START_TIME,
         RANK_STEP_AGE,
         RANK_PROGRESS_AGE,
+        RANK_POSITION,
+        RANK_GONE_TIME,
         WINDOW_STEP_SECONDS,
         WINDOW_WAIT_SECONDS,
         WINDOW_SLOW_RATIO,
@@ -175,7 +179,7 @@ def vetted(name: str, labels: Mapping[str, str]) -> Vetted | None:
 def tombstone(snapshot: Snapshot) -> RankSeries:
     """What stays of a rank whose process is gone: that it is gone, how, and its last step."""
     gauges = identity_gauges(snapshot)
-    headline = [(metric, (), gauges[metric.name]) for metric in _HEADLINE]
+    headline = [(metric, (), gauges[metric.name]) for metric in (*_HEADLINE, RANK_GONE_TIME) if metric.name in gauges]
     return RankSeries((*headline, (RANK_EXIT_INFO, (exit_of(snapshot),), 1.0)), None, 0)
 
 
@@ -190,6 +194,8 @@ def clean(text: str) -> str:
 def _identity(snapshot: Snapshot) -> Iterator[Gauge]:
     for name, number in identity_gauges(snapshot).items():
         yield METRICS[name], (), number
+    for bound, steps in position(snapshot).items():
+        yield RANK_POSITION, (bound,), steps
     known = {"pid": snapshot.pid, **{key: text for key, text in snapshot.identity.items() if text is not None}}
     yield RANK_INFO, tuple(clean(str(known.get(label, ""))) for label in RANK_INFO.labels), 1.0
     if not snapshot.up:

@@ -82,7 +82,8 @@ class Snapshot:
 
     ``up`` is whether a process held the lease. ``values`` maps series keys to numbers, NaN left out. ``ring`` holds
     the recent steps, oldest first, each as :class:`gpuwatch.layout.Column` says. Ages are in seconds. ``oom_kill`` is
-    what the kernel's counts say of a rank that is gone without an end mark.
+    what the kernel's counts say of a rank that is gone without an end mark. ``phase_is_current`` is False where steps
+    were completed since the phase was last written.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class Snapshot:
     ring: tuple[tuple[float, ...], ...]
     observations: tuple[Observation, ...]
     oom_kill: OomKill | None = None
+    phase_is_current: bool = True
 
     @property
     def run(self) -> str:
@@ -278,6 +280,8 @@ def headline(path: Path, uid: int, up: bool, words: Sequence[int], identity: Map
     """What a record's header says; a snapshot without any series. Raises ValueError for a phase or state unheard of."""
     now = time.monotonic_ns()
     stepped = words[Word.STEP_TIME]
+    # Between looks only completed steps are written.
+    seen = max(words[Word.HEARTBEAT], stepped)
     return Snapshot(
         path=path,
         uid=uid,
@@ -288,14 +292,15 @@ def headline(path: Path, uid: int, up: bool, words: Sequence[int], identity: Map
         ended=words[Word.ENDED] / 1e9 if words[Word.ENDED] else None,
         step=words[Word.STEP],
         step_age=_age(now, stepped) if stepped else None,
-        progress_age=_age(now, words[Word.HEARTBEAT]),
-        run_seconds=max(0, words[Word.HEARTBEAT] - words[Word.ATTACHED]) / 1e9,
+        progress_age=_age(now, seen),
+        run_seconds=max(0, seen - words[Word.ATTACHED]) / 1e9,
         phase=Phase(words[Word.PHASE]),
         state=State(words[Word.STATE]),
         values={},
         series=(),
         ring=(),
         observations=(),
+        phase_is_current=words[Word.HEARTBEAT] >= stepped,
     )
 
 

@@ -159,11 +159,13 @@ def test_final_values_are_served_once_and_then_a_tombstone(records: Path) -> Non
     assert of(final, "gpuwatch_rank_up") == 0
     assert of(final, "gpuwatch_batches_total") == 841
     assert of(final, "gpuwatch_host_memory_peak_bytes") == 512 << 20
+    gone = 'gpuwatch_rank_gone_timestamp_seconds{rank="0",run="train"}'
     assert {key: number for key, number in after.items() if "run=" in key} == {
         'gpuwatch_rank_up{rank="0",run="train"}': 0,
         'gpuwatch_rank_ended{rank="0",run="train"}': 0,
         'gpuwatch_rank_last_step{rank="0",run="train"}': 841,
         'gpuwatch_rank_exit_info{cause="killed",rank="0",run="train"}': 1,
+        gone: pytest.approx(time.time(), abs=60),
     }
     assert after["gpuwatch_records"] == 1
 

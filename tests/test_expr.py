@@ -25,7 +25,7 @@ GAUGE = Metric("m_age_seconds", "gauge", "seconds", "A gauge.")
 COUNTER = Metric("m_work_seconds_total", "counter", "seconds", "A counter.", labels=("phase",))
 QUANTILES = Metric("m_step_seconds", "gauge", "seconds", "Quantiles.", labels=("quantile",))
 SEEN = Metric("m_observation", "gauge", "1", "Observations.", labels=("rule", "where"))
-ON = ("run", "rank")
+ON = ("instance", "run", "rank")
 
 
 def once(**values: float) -> History:
@@ -154,8 +154,8 @@ def test_joined_conditions_know_what_they_cannot_know(condition: Condition, expe
 
 def test_joined_conditions_are_matched_by_their_owner() -> None:
     text = ((GAUGE > 1) & (GAUGE < 9)).promql(ON)
-    assert text == "(m_age_seconds > 1)\nand on (run, rank)\n(m_age_seconds < 9)"
-    assert "\nunless on (run, rank)\n" in (GAUGE > 1).unless(GAUGE > 9).promql(ON)
+    assert text == "(m_age_seconds > 1)\nand on (instance, run, rank)\n(m_age_seconds < 9)"
+    assert "\nunless on (instance, run, rank)\n" in (GAUGE > 1).unless(GAUGE > 9).promql(ON)
     assert ((GAUGE > 1) | (GAUGE < 0)).promql(ON) == "(m_age_seconds > 1)\nor\n(m_age_seconds < 0)"
 
 

@@ -36,8 +36,8 @@ def test_an_example_fires_or_stays_quiet_as_it_says(rule: Rule, example: Example
 def test_an_example_is_made_of_series_that_are_published(rule: Rule, example: Example) -> None:
     for key in example.series:
         metric = METRICS[key.partition("{")[0]]
-        assert metric.scope == rule.scope
-        assert set(labels_of(key)) == set(metric.labels)
+        assert metric.scope == ("rank" if rule.across else rule.scope)
+        assert set(labels_of(key)) == {*metric.labels, *(("rank",) if rule.across else ())}
         assert metric.kind != "counter" or all(value >= 0 for value in example.series[key])
     assert len({len(values) for values in example.series.values()}) == 1
     assert example.severity is None or example.fires
@@ -55,11 +55,11 @@ def test_a_rule_is_proved_both_ways(rule: Rule) -> None:
 
 @every_rule
 def test_a_rule_is_complete(rule: Rule) -> None:
-    assert rule.severity in SEVERITIES and rule.scope in ("rank", "gpu")
+    assert rule.severity in SEVERITIES and rule.scope in ("rank", "gpu", "peer", "run")
     assert all((rule.title, rule.because, rule.evidence, rule.fix, rule.gain.text, rule.check))
     assert not rule.title.endswith(".") and rule.because.endswith(".") and rule.check.endswith(".")
     assert 0 <= rule.hold_minutes <= 30
-    assert {METRICS[name].scope for name in rule.when.metrics()} == {rule.scope}
+    assert {METRICS[name].scope for name in rule.when.metrics()} == {"rank" if rule.across else rule.scope}
     assert (rule.when.metrics() | rule.value.expr.metrics()) <= METRICS.keys()
     assert ("gpuwatch_observation" in rule.when.metrics()) is rule.observed
 
@@ -69,6 +69,7 @@ def test_texts_name_only_quantities_that_there_are(rule: Rule) -> None:
     known = {rule.value.name, *(quantity.name for quantity in rule.quantities)}
     assert set(re.findall(r"\{(\w+)\}", rule.evidence)) <= known
     assert not re.findall(r"\{(\w+)\}", rule.fix + rule.gain.text + rule.check)
+    assert all(set(re.findall(r"\{(\w+)\}", clause.text)) <= known for clause in rule.clauses)
 
 
 @every_rule

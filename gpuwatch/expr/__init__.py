@@ -9,7 +9,7 @@ abstains).
 
 from __future__ import annotations
 
-from gpuwatch.expr.across import Across, Peered, by_rank, of_place, places_of
+from gpuwatch.expr.across import Across, Peered, Recorded, by_rank, of_place, places_of
 from gpuwatch.expr.readings import SCOPES, AverageOverTime, Metric, Observed, Placed, Rate
 from gpuwatch.expr.series import History, Samples, escape, series_key
 from gpuwatch.expr.tree import BinOp, Compare, Condition, Const, Expr, Joined, Quantity, lift, matched
@@ -31,6 +31,7 @@ __all__ = [
     "Placed",
     "Quantity",
     "Rate",
+    "Recorded",
     "Samples",
     "by_rank",
     "escape",

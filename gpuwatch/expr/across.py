@@ -62,6 +62,26 @@ class Across(Expr):
         return tuple(label for label in self.expr.grouping() or () if label not in ("instance", RANK))
 
 
+@dataclass(frozen=True)
+class Recorded(Expr):
+    """A number that Prometheus keeps as a series of its own, for alerts and panels that read it again and again."""
+
+    name: str
+    expr: Expr
+
+    def value(self, history: History) -> float | None:
+        return self.expr.value(history)
+
+    def promql(self) -> str:
+        return self.name
+
+    def metrics(self) -> frozenset[str]:
+        return self.expr.metrics()
+
+    def grouping(self) -> tuple[str, ...] | None:
+        return self.expr.grouping()
+
+
 def by_rank(series: Mapping[str, Samples]) -> dict[str, History]:
     """A run's history whose keys carry ``rank``, as histories of its ranks."""
     ranks: dict[str, dict[str, Samples]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuwatch.expr import Condition
-from gpuwatch.render.conditions import pinned, promql
+from gpuwatch.render.conditions import pinned, promql, recorded
 from gpuwatch.render.document import document
 from gpuwatch.render.runbooks import RUNBOOKS, gain_text
 from gpuwatch.render.template import Voice, template
@@ -65,7 +65,8 @@ def texts(rule: Rule, voice: Voice) -> dict[str, str]:
 def alert_rules(rules: Iterable[Rule]) -> str:
     """The rule file for Prometheus."""
     rules = tuple(rules)
-    body = [
+    records: list[dict[str, object]] = [{"record": each.name, "expr": each.expr.promql()} for each in recorded(rules)]
+    body = records + [
         {
             "alert": alert.name,
             "expr": alert.expr,

@@ -70,7 +70,7 @@ def owner(rule: Rule, **other: str) -> Owner:
 
 
 def series_name(whose: Owner, key: str) -> str:
-    """A series of an example with its owner's labels. The ranks of a run are on nodes of their own."""
+    """A series of an example with its owner's labels. Two ranks of a run are on a node."""
     name, labels = key.partition("{")[0], labels_of(key)
     return series_key(name, {**dict(_of_rank(whose, labels.get("rank", ""))), **labels})
 
@@ -163,7 +163,9 @@ def _beside(rule: Rule, firing: Sequence[Example], quiet: Sequence[Example]) -> 
     """What holds of a neighbour neither silences an alert nor changes its severity."""
     leading = {example.severity or rule.severity: example for example in reversed(firing)}
     for severity, example in leading.items():
-        others = [*quiet, *(other for name, other in leading.items() if name != severity)]
+        # a run beside another that has the same fault: their ranks must not mix
+        same = [other for other in firing[-1:] if rule.across and other is not example]
+        others = [*quiet, *(other for name, other in leading.items() if name != severity), *same]
         for other in others:
             yield _neighbours(rule, f"{example.name}, beside {other.name}", example.series, other.series)
 
@@ -229,7 +231,11 @@ def _views(rule: Rule, series: Series, minute: int) -> dict[tuple[str, str], His
 
 def _of_rank(whose: Owner, rank: str) -> Owner:
     """The owner's labels for a rank of the run; whose readings of single ranks or GPUs are is said already."""
-    return tuple(sorted({**dict(whose), "rank": rank, "instance": f"node-{rank}:9847"}.items())) if rank else whose
+    return (
+        tuple(sorted({**dict(whose), "rank": rank, "instance": f"node-{int(rank) // 2}:9847"}.items()))
+        if rank
+        else whose
+    )
 
 
 def _places(rule: Rule, series: Series) -> dict[str, Series]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwatch.expr import Compare, Condition, Const, Expr, Joined
+from collections.abc import Iterable, Iterator
+
+from gpuwatch.expr import BinOp, Compare, Condition, Const, Expr, Joined, Recorded
 from gpuwatch.rulebook import Rule
 
 
@@ -41,6 +43,21 @@ def limit(condition: Condition, expr: Expr) -> float | None:
             return None
         return min(limits) if condition.word == "or" else max(limits)
     raise TypeError(f"unknown kind of condition: {condition!r}")
+
+
+def recorded(rules: Iterable[Rule]) -> list[Recorded]:
+    """What Prometheus must record for these rules, each once, in the order of their use."""
+    conditions = [one for rule in rules for one in (rule.when, rule.critical_when) if one is not None]
+    sides = (side for condition in conditions for part in comparisons(condition) for side in (part.left, part.right))
+    return list(dict.fromkeys(found for side in sides for found in _recorded(side)))
+
+
+def _recorded(expr: Expr) -> Iterator[Recorded]:
+    if isinstance(expr, Recorded):
+        yield expr
+    if isinstance(expr, BinOp):
+        yield from _recorded(expr.left)
+        yield from _recorded(expr.right)
 
 
 def pinned(rule: Rule) -> bool:

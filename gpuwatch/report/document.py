@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from gpuwatch.advisor import Finding, advise, worth
+from gpuwatch.advisor import Finding, advise_run, worth
 from gpuwatch.catalog import (
     ALLOC_RETRIES,
     BATCHES,
@@ -131,11 +131,11 @@ def memory_of(snapshot: Snapshot) -> MemoryPart:
 def findings_of(snapshots: Sequence[Snapshot]) -> list[dict[str, object]]:
     """The findings, most valuable first. One that several ranks share is said once, with the rank it weighs most on."""
     found: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
-    for snapshot in snapshots:
-        for finding in advise(snapshot):
-            told_by_replay = replay_evidence(snapshot, finding.rule)
-            if told_by_replay:
-                finding = replace(finding, evidence=f"{finding.evidence}; {told_by_replay}")
+    for finding, rank_of in advise_run(snapshots):
+        told_by_replay = None if rank_of is None else replay_evidence(rank_of, finding.rule)
+        if told_by_replay:
+            finding = replace(finding, evidence=f"{finding.evidence}; {told_by_replay}")
+        for snapshot in snapshots if rank_of is None else [rank_of]:
             found.setdefault((finding.rule, finding.where), []).append((finding, snapshot.rank))
     heaviest = [max(shared, key=lambda pair: worth(pair[0])) for shared in found.values()]
     told = []

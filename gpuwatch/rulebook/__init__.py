@@ -7,14 +7,19 @@ from gpuwatch.rulebook import (
     compute,
     data,
     debug,
+    distributed,
     evaluation,
     fragmentation,
     growth,
     hardware,
+    loaders,
     memory,
     modules,
     optimizer,
     run,
+    threads,
+    transfer,
+    workers,
 )
 from gpuwatch.rulebook.rule import Example, Gain, Rule
 
@@ -22,12 +27,17 @@ __all__ = ["RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
 
 RULES: tuple[Rule, ...] = (
     *run.RULES,
+    *distributed.RULES,
     *memory.RULES,
     *capacity.RULES,
     *fragmentation.RULES,
     *growth.RULES,
     *modules.RULES,
     *data.RULES,
+    *workers.RULES,
+    *loaders.RULES,
+    *transfer.RULES,
+    *threads.RULES,
     *evaluation.RULES,
     *debug.RULES,
     *optimizer.RULES,

@@ -2,30 +2,77 @@
 
 from __future__ import annotations
 
-from gpuwatch.catalog import RANK_ENDED, RANK_LAST_STEP, RANK_PROGRESS_AGE, RANK_UP, WINDOW_STEP_SECONDS
-from gpuwatch.expr import Quantity, series_key
-from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
+from gpuwatch.catalog import (
+    RANK_ENDED,
+    RANK_GONE_TIME,
+    RANK_LAST_STEP,
+    RANK_POSITION,
+    RANK_PROGRESS_AGE,
+    RANK_UP,
+    WINDOW_STEP_SECONDS,
+)
+from gpuwatch.expr import Across, Quantity, series_key
+from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, of_ranks
 
 _P99 = WINDOW_STEP_SECONDS.where(quantile="0.99")
-_P99_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.99"})
 _LAST = Quantity("step", RANK_LAST_STEP, "count")
+_AFTER_THE_FIRST = RANK_GONE_TIME - Across("min", RANK_GONE_TIME)
+
+# A run of several ranks stops as one: those that wait in a collective, and the one that never entered it. Where a rank
+# is within a step is known only while the step is looked at; else it is somewhere between this step and the next.
+_SILENT = Across("min", RANK_PROGRESS_AGE)
+_AT_LEAST, _AT_MOST = RANK_POSITION.where(bound="least"), RANK_POSITION.where(bound="most")
+_MAY_BE_LAST = Across("min", _AT_MOST) >= _AT_LEAST
+
+
+def _gone(at: float, up: float = 0, ended: float = 0) -> dict[str, tuple[float, ...]]:
+    """A rank that was last seen at this time; one that lives, or has ended, is not gone."""
+    gone = {} if up or ended else {RANK_GONE_TIME.name: flat(at)}
+    return {RANK_UP.name: flat(up), RANK_ENDED.name: flat(ended), RANK_LAST_STEP.name: flat(841), **gone}
+
+
+def _silent(
+    least: float, most: float, age: float = 400, p99: float = 0.4, up: float = 1
+) -> dict[str, tuple[float, ...]]:
+    """A rank that is so far, and of which nothing was seen for so long."""
+    position = {
+        series_key(RANK_POSITION.name, {"bound": bound}): flat(steps)
+        for bound, steps in (("least", least), ("most", most))
+    }
+    quantiles = {
+        series_key(WINDOW_STEP_SECONDS.name, {"quantile": name}): flat(seconds)
+        for name, seconds in (("0.5", p99 / 2), ("0.99", p99))
+    }
+    return {RANK_PROGRESS_AGE.name: flat(age), RANK_UP.name: flat(up), **position, **quantiles}
+
+
+def _no_quantiles(series: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """The rank without step times: too few steps to speak of them."""
+    return {key: values for key, values in series.items() if not key.startswith(WINDOW_STEP_SECONDS.name)}
+
 
 RULES = (
     Rule(
         id="run-dead",
         title="The training process is gone without an end mark",
         severity="critical",
-        scope="rank",
-        when=RANK_UP.equals(0) & RANK_ENDED.equals(0),
-        value=Quantity("up", RANK_UP, "count"),
-        quantities=(_LAST, Quantity("age", RANK_PROGRESS_AGE, "seconds")),
+        scope="peer",
+        # The first to go: those that its end takes with it (a launcher stops the others) go after it.
+        when=_AFTER_THE_FIRST <= 0.05,
+        value=Quantity("after", _AFTER_THE_FIRST, "seconds"),
+        quantities=(
+            _LAST,
+            Quantity("seen", RANK_GONE_TIME, "timestamp"),
+            Quantity("gone", Across("count", RANK_GONE_TIME), "count"),
+        ),
         because=(
             "A run that ends, by an exception too, marks its record. This one did not: it was killed (out of host "
             "memory, SIGKILL, the scheduler) or crashed in native code. The kernel counts its out-of-memory kills, for "
             "the process's control group and for the machine: the evidence says what was counted since the last "
             "reading. No count is raised by a signal from somebody else, or by a crash."
         ),
-        evidence="the process is gone; its last completed step is {step}",
+        evidence="the process is gone, last seen at {seen}; its last completed step is {step}; "
+        "{gone} of the run's ranks are gone",
         fix="Where the kernel counted an out-of-memory kill: more host memory for the job, fewer loader workers, a "
         "smaller prefetch. Else look at the scheduler's log, for who sent a signal, and for a core dump. Resume from "
         "the last checkpoint.",
@@ -33,45 +80,58 @@ RULES = (
         check="The run makes steps again.",
         suppresses=("run-hang", "data-stall", "data-workers-zero", "comp-step-jitter"),
         examples=(
-            Example("killed", {RANK_UP.name: flat(0), RANK_ENDED.name: flat(0), RANK_LAST_STEP.name: flat(841)}, True),
-            Example("ended", {RANK_UP.name: flat(0), RANK_ENDED.name: flat(1)}, False),
-            Example("running", {RANK_UP.name: flat(1), RANK_ENDED.name: flat(0)}, False),
+            Example("killed", of_ranks(_gone(10)), True),
+            Example("one of two killed, the other stopped for it", of_ranks(_gone(12), _gone(10)), True),
+            Example("ended", of_ranks(_gone(10, ended=1)), False),
+            Example("running", of_ranks(_gone(10, up=1), _gone(10, up=1)), False),
         ),
     ),
     Rule(
         id="run-hang",
-        title="The process lives but makes no progress",
+        title="The run makes no progress",
         severity="critical",
-        scope="rank",
-        when=(RANK_PROGRESS_AGE >= 300) & (RANK_PROGRESS_AGE >= _P99 * 10) & RANK_UP.equals(1),
+        scope="peer",
+        when=(RANK_UP.equals(1) & _MAY_BE_LAST & (_SILENT >= 300)).unless(Across("max", _P99) * 10 > _SILENT),
         value=Quantity("age", RANK_PROGRESS_AGE, "seconds"),
-        quantities=(_LAST, Quantity("p99", _P99, "seconds")),
-        because=(
-            "No batch, forward, backward or optimizer step was seen for at least five minutes and ten times the 99th "
-            "percentile of a step, and the process still holds its record: a collective that a peer never entered, a "
-            "deadlock, a dead worker, storage that does not answer."
+        quantities=(
+            _LAST,
+            Quantity("p99", _P99, "seconds"),
+            Quantity("ahead", Across("max", _AT_LEAST), "count"),
+            Quantity("ended", Across("sum", RANK_ENDED), "count"),
         ),
-        evidence="nothing has happened for {age}; the 99th percentile of a step is {p99}, the last step {step}",
-        fix="Take the stack: `py-spy dump --pid PID` (or `faulthandler`), on the rank that lags behind first.",
+        because=(
+            "No batch, forward, backward or optimizer step was seen on any rank for at least five minutes and ten "
+            "times the 99th percentile of a step, and the processes still hold their records: a collective that a peer "
+            "never entered, a deadlock, a dead worker, storage that does not answer. Of several ranks the one that is "
+            "furthest behind is named: the others wait for it. Where they cannot be told apart, all are."
+        ),
+        evidence="nothing has happened for {age}; this rank has completed {step} steps, the furthest one is in step "
+        "{ahead}; {ended} ranks of the run have ended",
+        fix="Take this rank's stack: `py-spy dump --pid PID` (or `faulthandler`). Where it waits in a collective as "
+        "the others do, compare what each of them enters: NCCL's flight recorder (`TORCH_FR_BUFFER_SIZE`, "
+        "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`) names the collective that a rank never entered. A rank that has ended had "
+        "fewer batches: `ddp.join()`, or a sampler that gives all the same number.",
         gain=Gain("the run"),
         check="The age of the last progress falls to a step's length.",
         suppresses=("data-stall", "comp-step-jitter"),
+        notes="Between the steps that are looked at, a record holds the completed steps and no more: a rank that "
+        "stops there stands somewhere between its last step and the next.",
         examples=(
+            Example("stuck", of_ranks(_silent(841, 842)), True),
             Example(
-                "stuck",
-                {RANK_PROGRESS_AGE.name: ramp(60, 12), _P99_KEY: flat(0.4, 12), RANK_UP.name: flat(1, 12)},
+                "one of three never entered its backward",
+                of_ranks(_silent(841.5, 841.5), _silent(841.25, 841.25), _silent(841.5, 841.5)),
                 True,
             ),
+            Example("stuck before the hundredth step", of_ranks(_no_quantiles(_silent(7.5, 7.5))), True),
+            Example("one of two still computes", of_ranks(_silent(841, 842), _silent(841, 842, age=40)), False),
             Example(
-                "slow steps",
-                {RANK_PROGRESS_AGE.name: flat(320), _P99_KEY: flat(90), RANK_UP.name: flat(1)},
+                "slow steps, and one rank silent for longer",
+                of_ranks(_silent(12, 13, 320, 50), _silent(12, 13, 900, 50)),
                 False,
             ),
-            Example(
-                "ended long ago",
-                {RANK_PROGRESS_AGE.name: flat(9000), _P99_KEY: flat(0.4), RANK_UP.name: flat(0)},
-                False,
-            ),
+            Example("slow steps", of_ranks(_silent(12, 13, p99=90), _silent(12, 13)), False),
+            Example("gone", of_ranks(_silent(841, 842, up=0)), False),
         ),
     ),
 )
