@@ -17,6 +17,9 @@ EVAL_MODE_STEPS = 20
 HOST_GROWTH_BYTES = 16384
 """Growth of host memory in use, in bytes a step, from which it is a leak: an allocator's noise is far below."""
 
+COPIED_BYTES = 32 << 20
+"""Copies of a data set's objects, of all loader workers together, below which nothing is said of them."""
+
 REGRESSION_STEP_RATIO = 1.10
 """A median step this many times the earlier one is a regression."""
 

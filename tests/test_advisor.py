@@ -41,7 +41,7 @@ def test_findings_come_by_severity_and_then_by_the_gain_they_can_bring(tmp_path:
 def test_a_finding_speaks_with_this_runs_own_numbers(tmp_path: Path) -> None:
     writer = write_run(tmp_path, observations=[GRAPHS], values={LOADER_ITEM_SECONDS.name: 0.0009})
     workers, graphs = advise(read(writer.path))
-    assert "30 % of step time goes into loading: 30 ms of 100 ms (medians), 900 us an item" in workers.evidence
+    assert "30 % of step time goes into loading: 30 ms of 100 ms (medians); an item takes 900 us" in workers.evidence
     assert workers.gain_bound == pytest.approx(1 / 0.7)
     assert workers.gain.startswith("at most 1.43x as fast: ")
     assert graphs.evidence.startswith("the graphs of about 150 steps") and graphs.evidence.endswith(

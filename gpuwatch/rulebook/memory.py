@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuwatch.catalog import OUT_OF_MEMORY
+from gpuwatch.catalog import OUT_OF_MEMORY, WORKER_COPIED
 from gpuwatch.expr import Quantity, series_key
-from gpuwatch.limits import HOST_GROWTH_BYTES
+from gpuwatch.limits import COPIED_BYTES, HOST_GROWTH_BYTES
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 _FIRST = {
@@ -124,14 +124,23 @@ RULES = (
         because=(
             "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step "
             "and on batches of one size, and no variable was found that holds them: an iterator that remembers "
-            "(`itertools.cycle`), a library's cache, a cycle through native code."
+            "(`itertools.cycle`), a library's cache, a cycle through native code. Or loader workers copy the data set "
+            "by reading it: a Python object carries its reference count, and reading it writes the page it lies on."
         ),
-        evidence="bytes in use grow by {growth} a step",
+        evidence="memory in use grows by {growth} a step",
         fix="Look for what remembers every batch: `itertools.cycle(loader)` saves all of them (write "
         "`while True: yield from loader`), a custom autograd function that stores its output on `ctx` (use "
         "`save_for_backward`), a cache without a limit.",
         gain=Gain("host memory stops growing with every step"),
-        check="`gpuwatch_host_memory_in_use_bytes` stays level.",
+        advice=(
+            (
+                WORKER_COPIED >= COPIED_BYTES,
+                "Keep what the data set knows of its items in arrays (numpy, torch, Arrow) or in one serialised "
+                "buffer, instead of a list or dict of Python objects: workers share an array, and copy each object "
+                "that they read.",
+            ),
+        ),
+        check="`gpuwatch_host_memory_in_use_bytes` stays level, and `gpuwatch_loader_workers_copied_bytes` small.",
         techniques=("T17",),
         observed=True,
         examples=(
