@@ -114,8 +114,8 @@ def _installed() -> Iterator[Path]:
         for file in importlib.metadata.files(DISTRIBUTION) or ():
             if file.as_posix().endswith("share/gpuwatch/deploy/stack/compose.yaml"):
                 yield Path(str(file.locate())).resolve().parents[2]
-    yield Path(sysconfig.get_path("data")) / "share" / "gpuwatch"
     yield Path(__file__).resolve().parent.parent / "share" / "gpuwatch"  # pip install --target
+    yield Path(sysconfig.get_path("data")) / "share" / "gpuwatch"
 
 
 def _is_address(target: str) -> bool:

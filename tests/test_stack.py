@@ -125,7 +125,17 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("where", ["--prefix", "--target"])
 def test_a_wheel_brings_the_data_along(wheel: Path, tmp_path: Path, where: str) -> None:
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--ignore-installed",
+    ]
     subprocess.run([*install, where, str(tmp_path / "there"), str(wheel)], check=True, capture_output=True)
     (package,) = (tmp_path / "there").rglob("gpuwatch/stack.py")
     script = "import gpuwatch.stack as s, gpuwatch.cli as c, sys; print(s.share().alerts); c.main(sys.argv[1:])"
