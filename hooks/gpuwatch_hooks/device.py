@@ -18,6 +18,7 @@ from gpuwatch_hooks.allocator import AllocatorProbe
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.ledger import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PENDING
+from gpuwatch_hooks.transfer import TransferProbe
 
 COUNTERS_NANOSECONDS = 100_000_000
 STEPS_IN_FLIGHT = 16
@@ -42,6 +43,7 @@ class DeviceProbe:
         self.clock = clock
         self.accelerator: Accelerator = accelerator or CudaAccelerator()
         self.allocator = AllocatorProbe(record, clock, self.accelerator)
+        self.transfer = TransferProbe(record)
         self.active = False
         self.done_early: deque[bool] = deque(maxlen=STEPS_COUNTED)
         self.marks: Marks = []
@@ -89,6 +91,7 @@ class DeviceProbe:
         if len(self.done_early) == STEPS_COUNTED:
             share = sum(self.done_early) / STEPS_COUNTED
             self.record.values[self.record.series(DEVICE_DONE_EARLY.name)] = share
+        publish_copies(self)
 
     def stop(self) -> None:
         """No more events; the counters a last time."""
@@ -106,6 +109,7 @@ def mark(probe: DeviceProbe, phase: int) -> None:
     event = probe.spare.pop() if probe.spare else probe.accelerator.event()
     event.record()
     probe.marks.append((phase, event))
+    follow_batch(probe)
 
 
 @guarded("device")
@@ -119,7 +123,26 @@ def poll(probe: DeviceProbe) -> None:
             name = _NAMES.get(FORWARD if phase == PENDING and trained else phase)
             if name is not None:
                 probe.seconds[name] = probe.seconds.get(name, 0.0) + begin.elapsed_time(end) / 1000
+        time_copies(probe, marks)
         probe.spare.extend(event for _, event in marks)
+
+
+@guarded("transfer")
+def follow_batch(probe: DeviceProbe) -> None:
+    """The last event may be that of a batch's arrival, or of the forward on it."""
+    probe.transfer.marked(probe.marks)
+
+
+@guarded("transfer")
+def time_copies(probe: DeviceProbe, marks: Marks) -> None:
+    """The device has passed these events: how long did it copy?"""
+    probe.transfer.passed(marks)
+
+
+@guarded("transfer")
+def publish_copies(probe: DeviceProbe) -> None:
+    """Write what is known of the copies."""
+    probe.transfer.publish()
 
 
 @guarded("device")
