@@ -29,6 +29,7 @@ from gpuwatch.catalog import (
     LOADER_PREFETCH,
     LOADER_READY,
     LOADER_WORKERS,
+    LOCAL_RANKS,
     PHASES,
     SHARED_MEMORY_TOTAL,
     SHARED_MEMORY_USED,
@@ -223,8 +224,9 @@ def room_left(values: Mapping[str, float], present: Setting) -> Room | None:
         return None
     if not _sane(cores, available, each, size, total, used) or not 0 < cores <= ANY_NUMBER:
         return None
-    fitting = _how_many(MEMORY_SHARE * available, each)
-    under_way = _how_many(SHARED_MEMORY_SHARE * max(0.0, total - used), size)
+    ranks = min(max(1.0, values.get(LOCAL_RANKS.name, 1.0)), ANY_NUMBER)  # all of them go by the same advice
+    fitting = _how_many(MEMORY_SHARE * available / ranks, each)
+    under_way = _how_many(SHARED_MEMORY_SHARE * max(0.0, total - used) / ranks, size)
     return Room(
         cores=cores,
         workers=present.workers + fitting,

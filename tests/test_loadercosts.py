@@ -27,6 +27,7 @@ from gpuwatch.catalog import (
     LOADER_PREFETCH,
     LOADER_READY,
     LOADER_WORKERS,
+    LOCAL_RANKS,
     SHARED_MEMORY_TOTAL,
     SHARED_MEMORY_USED,
     TRAINING_CORES,
@@ -208,8 +209,16 @@ def test_batches_under_way_fit_in_shared_memory() -> None:
     )
 
 
+def test_the_ranks_of_a_node_share_what_is_left() -> None:
+    shared = {**HELPED, HOST_AVAILABLE.name: 2e9, SHARED_MEMORY_TOTAL.name: 64e6}
+    assert room(shared) == Room(8.0, 2 + 16, 32)
+    assert room({**shared, LOCAL_RANKS.name: 4.0}) == Room(8.0, 2 + 4, 8)
+
+
 @pytest.mark.parametrize("absurd", [-1.0, 0.0, 1e17, math.inf, math.nan])
-@pytest.mark.parametrize("name", sorted({*HELPED, CPU_WAIT_SECONDS.name, TRANSFER, LOADER_READY.name}))
+@pytest.mark.parametrize(
+    "name", sorted({*HELPED, LOCAL_RANKS.name, CPU_WAIT_SECONDS.name, TRANSFER, LOADER_READY.name})
+)
 def test_an_absurd_number_raises_nothing(name: str, absurd: float) -> None:
     for values in (ALONE, HELPED):
         assert all(math.isfinite(number) for number in advised({**values, name: absurd}).values())
