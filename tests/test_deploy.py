@@ -351,9 +351,15 @@ def _loaded_inhibitions() -> Sequence[Any]:
     return list(yaml.safe_load(alertmanager_config(RULES))["inhibit_rules"])
 
 
-def test_an_inhibition_never_crosses_ranks_gpus_or_nodes() -> None:
+def test_an_inhibition_never_crosses_runs_gpus_or_nodes() -> None:
     assert all(each["equal"] for each in _loaded_inhibitions())
-    rank, gpu = RULES_BY_ID["run-dead"], RULES_BY_ID["hw-thermal-throttle"]
+    rank, gpu = RULES_BY_ID["data-stall"], RULES_BY_ID["hw-thermal-throttle"]
     assert shared_labels(rank, rank) == ("run", "rank")
     assert shared_labels(gpu, gpu) == ("instance", "gpu", "uuid")
     assert shared_labels(gpu, rank) == ("instance",)
+
+
+def test_what_befalls_one_rank_explains_what_its_peers_suffer() -> None:
+    assert RULES_BY_ID["run-dead"].scope == "peer"
+    assert shared_labels(RULES_BY_ID["run-dead"], RULES_BY_ID["run-hang"]) == ("run",)
+    assert shared_labels(RULES_BY_ID["run-dead"], RULES_BY_ID["data-stall"]) == ("run",)

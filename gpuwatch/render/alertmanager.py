@@ -10,7 +10,8 @@ from gpuwatch.rulebook import Rule
 _COMMENT = """
 Alerts are grouped by run and kind: one message, whatever the number of ranks. Put your receiver (e-mail, chat, a
 webhook) under `team`; `quiet` is for what can wait until somebody looks at the dashboard.
-The inhibitions are the rulebook's: while the source fires, its consequences on the same rank (or GPU) are muted."""
+The inhibitions are the rulebook's: while the source fires, its consequences on the same rank or GPU are muted; a rank
+that died, hangs or lags behind mutes them in its whole run."""
 
 
 def alertmanager_config(rules: Iterable[Rule]) -> str:
@@ -54,8 +55,11 @@ def inhibitions(rules: Iterable[Rule]) -> list[Mapping[str, object]]:
 def shared_labels(cause: Rule, consequence: Rule) -> tuple[str, ...]:
     """The labels that must be equal for one alert to explain another.
 
-    A run is the same on every node, so ``instance`` takes no part where both alerts name a run. GPUs are numbered anew
-    on every node, and where nothing else is shared the node is what the two have in common.
+    A rank that is set beside its peers stands for its run: when one has died, the others hang. A run is the same on
+    every node, so ``instance`` takes no part where both alerts name a run. GPUs are numbered anew on every node, and
+    where nothing else is shared the node is what the two have in common.
     """
     shared = tuple(label for label in cause.owner_labels if label in consequence.owner_labels)
-    return shared if "run" in shared else ("instance", *shared)
+    if "run" not in shared:
+        return ("instance", *shared)
+    return ("run",) if cause.scope == "peer" else shared

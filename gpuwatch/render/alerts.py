@@ -97,7 +97,7 @@ def _inhibitions(rules: Iterable[Rule]) -> str:
     lines = [
         "",
         "A warning is left out by its own expression while the critical alert of the same name fires.",
-        "Alertmanager is expected to inhibit consequences, with equal: [instance, run, rank] (gpu, uuid for GPUs):",
+        "Alertmanager mutes what follows from another alert (deploy/stack/alertmanager/alertmanager.yml):",
     ]
     lines += [f'  rule="{rule.id}" mutes rule=~"{"|".join(rule.suppresses)}"' for rule in rules if rule.suppresses]
     return "\n".join(lines)
