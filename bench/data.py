@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ CORES = 2
 MOST_WORKERS = 8
 PREFETCH = 2
 TOLERANCE = 1.15
-TRIES = 4
+TRIES = 2
 """Times something is measured at most until nobody else uses the cores meanwhile."""
 
 FEWEST_STEPS, WATCHED_SECONDS = 60, 2.0
@@ -64,7 +65,8 @@ def judge(load: Load, rounds: int, seconds: float) -> int:
     """Print what was recommended for a load beside the sweep; returns how many recommendations are off."""
     advice = {workers: recommended_from(load, Setting(workers, PREFETCH)) for workers in load.poor}
     settings = [Setting(workers, PREFETCH) for workers in range(MOST_WORKERS + 1)]
-    measured = sweep(load, [*settings, *(setting for setting in advice.values() if setting)], rounds, seconds)
+    tried = [*settings, *(setting for setting in advice.values() if setting)]
+    measured, others = sweep(load, tried, rounds, seconds)
     best = min(settings, key=lambda setting: measured[setting])
     missed = 0
     for workers, setting in advice.items():
@@ -79,7 +81,8 @@ def judge(load: Load, rounds: int, seconds: float) -> int:
             f"{measured[best]:>5.1f} ms ({best.workers}) {ratio:>6.2f}{'  <-- not near' if ratio > TOLERANCE else ''}",
             flush=True,
         )
-    print("    workers 0 to 8, ms a step: " + " ".join(f"{measured[setting]:.1f}" for setting in settings), flush=True)
+    times = " ".join(f"{measured[setting]:.1f}" for setting in settings)
+    print(f"    workers 0 to {MOST_WORKERS}, ms a step: {times}; others took {others:.1f} cores meanwhile", flush=True)
     return missed
 
 
@@ -110,17 +113,21 @@ def recommended(history: History) -> Setting | None:
     return None if workers is None or prefetch is None else Setting(int(workers), int(prefetch))
 
 
-def sweep(load: Load, settings: Iterable[Setting], rounds: int, seconds: float) -> Mapping[Setting, float]:
-    """Milliseconds of a step with each setting, in rounds in which they take turns.
+def sweep(
+    load: Load, settings: Iterable[Setting], rounds: int, seconds: float
+) -> tuple[Mapping[Setting, float], float]:
+    """Milliseconds of a step with each setting, in rounds in which they take turns; cores that others took, mean.
 
     The least counts: what else runs on the machine only ever adds to it.
     """
     measured: dict[Setting, list[float]] = {setting: [] for setting in settings}
+    taken = []
     for _ in range(rounds):
         for setting, times in measured.items():
-            spent, _ = quietest(functools.partial(step_milliseconds, load, setting, seconds), TRIES)
+            spent, others = quietest(functools.partial(step_milliseconds, load, setting, seconds), TRIES)
             times.append(spent)
-    return {setting: min(times) for setting, times in measured.items()}
+            taken.append(others)
+    return {setting: min(times) for setting, times in measured.items()}, statistics.fmean(taken)
 
 
 def shown(setting: Setting) -> str:
