@@ -66,7 +66,7 @@ def interpreter_options(original: Sequence[str]) -> list[str]:
     """The options this Python was started with, from :data:`sys.orig_argv`: ``-u``, ``-W error`` and the like."""
     options: list[str] = []
     words = list(original[1:])
-    while words and words[0].startswith("-") and not words[0].startswith("-m"):
+    while words and words[0].startswith("-") and not words[0].startswith(("-m", "-c")):
         options.append(words.pop(0))
         if options[-1] in ("-W", "-X", "--check-hash-based-pycs") and words:
             options.append(words.pop(0))

@@ -164,4 +164,5 @@ def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_are_those_before_the_module_or_the_script() -> None:
     assert interpreter_options(["python", "-u", "-X", "dev", "-m", "gpuwatch", "run", "-x"]) == ["-u", "-X", "dev"]
     assert interpreter_options(["python", "-Werror", "/bin/gpuwatch", "run", "-x"]) == ["-Werror"]
+    assert interpreter_options(["python", "-u", "-c", "main()", "run"]) == ["-u"]
     assert interpreter_options(["/bin/gpuwatch"]) == []

@@ -52,9 +52,15 @@ def expect() -> None:
 def arrived() -> None:
     """Torch is there: from now on a training is noticed."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    from gpuwatch_hooks.guard import guarded  # not before: it loads `logging`, which the program may do without
+
+    guarded("unaided")(_wait_for_training)()
+
+
+def _wait_for_training() -> None:
     try:
         from gpuwatch_hooks import unaided
-    except (ImportError, AttributeError) as error:  # a torch that lacks what the hooks need
+    except ImportError as error:  # a torch that lacks what the hooks need
         print(f"gpuwatch: not watched: {error}", file=sys.stderr)
         return
     unaided.begin()
