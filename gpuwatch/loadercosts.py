@@ -18,6 +18,7 @@ from gpuwatch.catalog import (
     HOST_AVAILABLE,
     HOST_RESIDENT,
     LOADER_AFFORDABLE,
+    LOADER_ALONE,
     LOADER_BATCH_BYTES,
     LOADER_BATCH_CPU_SECONDS,
     LOADER_BATCH_SECONDS,
@@ -40,7 +41,7 @@ from gpuwatch.catalog import (
     WORKER_UNIQUE,
 )
 from gpuwatch.expr import series_key
-from gpuwatch.sizing import Advice, Costs, Room, Setting, affordable, needed_cores, recommend
+from gpuwatch.sizing import Advice, Costs, Room, Setting, advice_for, recommend
 from gpuwatch.spread import cut, spread
 from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps
 
@@ -100,6 +101,7 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
     step = mean_step(steps, values.get(BATCHES.name, 0.0) / count if count > 0 else 0.0)
     advice = None if step is None else advice_of(values, step, run_seconds)
     if advice is not None:
+        yield LOADER_ALONE, (), advice.making
         yield LOADER_BEST_WORKERS, (), float(advice.setting.workers)
         yield LOADER_BEST_PREFETCH, (), float(advice.setting.prefetch)
         yield LOADER_BEST_WAIT, (), advice.wait_ratio
@@ -134,12 +136,7 @@ def advice_of(values: Mapping[str, float], step: MeanStep, run_seconds: float) -
     crowded = values.get(WORKER_CPU_WAIT.name, 0.0) >= CROWDED
     if step.waiting <= HARDLY_ANY * step.total and not crowded:
         # Nothing to gain, and nothing to work out: the usual case, and this is asked at every scrape.
-        return Advice(
-            present,
-            step.waiting / step.total if step.total else 0.0,
-            needed_cores(costs),
-            affordable(costs, room, present),
-        )
+        return advice_for(costs, room, present, step.waiting / step.total if step.total else 0.0)
     return recommend(costs, room, present, crowded)
 
 

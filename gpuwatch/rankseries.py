@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpuwatch import loadercosts, window
 from gpuwatch.catalog import (
     LOADER_AFFORDABLE,
+    LOADER_ALONE,
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
@@ -65,7 +66,14 @@ _SHARES = frozenset(f"{percent / 100:g}" for percent in range(101))
 """Quantiles that a record may name."""
 
 _HEADLINE = (RANK_UP, RANK_ENDED, RANK_LAST_STEP)
-_SIZED = (LOADER_BEST_WORKERS, LOADER_BEST_PREFETCH, LOADER_BEST_WAIT, LOADER_NEEDED_CORES, LOADER_AFFORDABLE)
+_SIZED = (
+    LOADER_BEST_WORKERS,
+    LOADER_BEST_PREFETCH,
+    LOADER_BEST_WAIT,
+    LOADER_NEEDED_CORES,
+    LOADER_AFFORDABLE,
+    LOADER_ALONE,
+)
 _BY_THE_READER = frozenset(
     metric.name
     for metric in (

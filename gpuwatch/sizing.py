@@ -73,14 +73,16 @@ class Room:
 class Advice:
     """The setting to use and the share of step time that training would still not be running then.
 
-    ``needed_cores`` are the cores at which they no longer hold training up. ``affordable`` is the mean time to make a
-    batch (seconds) at which nothing does; None where batches cost no more than that.
+    ``making`` is the mean time to make a batch (seconds, waits for a core left out), ``affordable`` the one at which
+    training would hardly wait, None where batches cost no more. ``needed_cores`` are the cores at which they no longer
+    hold training up.
     """
 
     setting: Setting
     wait_ratio: float
-    needed_cores: float
+    making: float
     affordable: float | None
+    needed_cores: float
 
 
 def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False) -> Advice:
@@ -96,11 +98,17 @@ def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False)
     if keep and not (crowded and present.workers > best.workers):
         best = present
     expected = step_seconds(costs, room.cores, best)
+    return advice_for(costs, room, best, max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0)
+
+
+def advice_for(costs: Costs, room: Room, setting: Setting, wait_ratio: float) -> Advice:
+    """This setting, with what would have to change for training not to wait."""
     return Advice(
-        setting=best,
-        wait_ratio=max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0,
+        setting=setting,
+        wait_ratio=wait_ratio,
+        making=statistics.fmean(costs.making),
+        affordable=affordable(costs, room, setting),
         needed_cores=needed_cores(costs),
-        affordable=affordable(costs, room, present),
     )
 
 

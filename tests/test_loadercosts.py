@@ -16,6 +16,7 @@ from gpuwatch.catalog import (
     HOST_AVAILABLE,
     HOST_RESIDENT,
     LOADER_AFFORDABLE,
+    LOADER_ALONE,
     LOADER_BATCH_BYTES,
     LOADER_BATCH_CPU_SECONDS,
     LOADER_BATCH_SECONDS,
@@ -116,6 +117,7 @@ def test_slow_batches_get_the_workers_that_hide_them(values: dict[str, float]) -
     assert advice[LOADER_BEST_WAIT.name] < 0.12
     assert LOADER_AFFORDABLE.name not in advice, "nothing has to shrink"
     assert 0 < advice[LOADER_NEEDED_CORES.name] < 2
+    assert advice[LOADER_ALONE.name] == pytest.approx(0.040)
 
 
 @pytest.mark.parametrize("missing", sorted({*ALONE} - {HOST_RESIDENT.name} - {*MADE} | {MEDIAN}))

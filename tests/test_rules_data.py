@@ -11,7 +11,7 @@ import pytest
 from gpuwatch.advisor import Finding, advise, firing
 from gpuwatch.catalog import (
     LOADER_AFFORDABLE,
-    LOADER_BATCH_SECONDS,
+    LOADER_ALONE,
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
@@ -62,12 +62,11 @@ def stalled(directory: Path, id: str, **values: float) -> Finding:
         "best": LOADER_BEST_WORKERS.name,
         "ahead": LOADER_BEST_PREFETCH.name,
         "left": LOADER_BEST_WAIT.name,
+        "making": LOADER_ALONE.name,
         "affordable": LOADER_AFFORDABLE.name,
     }
     gauges = {known[name]: value for name, value in values.items() if name in known}
     writer = write_run(directory, state=None, values={LOADER_ITEM_SECONDS.name: 0.0009, **gauges})
-    if "making" in values:
-        writer.values[writer.series(LOADER_BATCH_SECONDS.name, quantile="0.5")] = values["making"]
     writer.close(State.CLEAN)
     (finding,) = [finding for finding in advise(read(writer.path)) if finding.rule == id]
     return finding

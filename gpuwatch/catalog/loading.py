@@ -92,6 +92,9 @@ LOADER_BEST_WAIT = rank_metric(
 LOADER_NEEDED_CORES = rank_metric(
     "loader_needed_cores", "gauge", "cores", "Cores at which making the batches would no longer hold training up."
 )
+LOADER_ALONE = rank_metric(
+    "loader_batch_alone_seconds", "gauge", "seconds", "Mean time to make a batch, waits for a core left out."
+)
 LOADER_AFFORDABLE = rank_metric(
     "loader_affordable_batch_seconds",
     "gauge",

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from gpuwatch.catalog.loading import (
     LOADER_AFFORDABLE,
+    LOADER_ALONE,
     LOADER_BATCH_SECONDS,
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_PINNING,
-    LOADER_READY,
-    WORKER_BUSY,
-    WORKER_CPU,
-    WORKER_RESIDENT,
-    WORKER_UNIQUE,
 )
 from gpuwatch.catalog.memory import CACHE_EMPTIED_RATE, CGROUP_OOM_KILLS, MACHINE_OOM_KILLS
 from gpuwatch.catalog.ranks import TRAINING_CORES
@@ -22,15 +18,11 @@ UNPUBLISHED = frozenset(
     metric.name
     for metric in (
         LOADER_AFFORDABLE,
+        LOADER_ALONE,
         LOADER_BATCH_SECONDS,
         LOADER_BEST_PREFETCH,
         LOADER_BEST_WAIT,
         LOADER_PINNING,
-        LOADER_READY,
-        WORKER_BUSY,
-        WORKER_CPU,
-        WORKER_RESIDENT,
-        WORKER_UNIQUE,
         CACHE_EMPTIED_RATE,
         CGROUP_OOM_KILLS,
         MACHINE_OOM_KILLS,

@@ -8,6 +8,7 @@ from gpuwatch.catalog import (
     EPOCH_RESTARTS,
     EPOCH_START_SECONDS,
     LOADER_AFFORDABLE,
+    LOADER_ALONE,
     LOADER_BATCH_SECONDS,
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
@@ -51,7 +52,7 @@ RECOMMENDED = (
     Quantity("best", LOADER_BEST_WORKERS, "count"),
     Quantity("ahead", LOADER_BEST_PREFETCH, "count"),
     Quantity("left", LOADER_BEST_WAIT, "ratio"),
-    Quantity("making", MAKING, "seconds"),
+    Quantity("making", LOADER_ALONE, "seconds"),
     Quantity("affordable", LOADER_AFFORDABLE, "seconds"),
 )
 """What the clauses below name."""
@@ -72,6 +73,11 @@ SHRINK = Clause(
 )
 ADVICE = (SETTING, BEST_SETTING, SHRINK)
 """The number of workers that this run needs, or what else has to shrink."""
+
+TO_WORKERS = tuple(
+    Clause(clause.text, clause.when & (LOADER_WORKERS > 0)) for clause in ADVICE if clause.when is not None
+)
+"""The same where there are workers: without any, another rule says it."""
 
 
 def phases(data: float, rest: float) -> dict[str, tuple[float, ...]]:
