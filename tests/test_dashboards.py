@@ -47,11 +47,12 @@ TARGETS: list[tuple[str, Json]] = [
 VARIABLES = {
     "gpuwatch-training": ["datasource", "job", "run", "rank", "runbooks"],
     "gpuwatch-memory": ["datasource", "job", "run", "rank", "runbooks"],
+    "gpuwatch-data": ["datasource", "job", "run", "rank", "runbooks"],
     "gpuwatch-ranks": ["datasource", "job", "run", "rank", "runbooks"],
     "gpuwatch-hardware": ["datasource", "job", "node", "gpu", "runbooks"],
     "gpuwatch-fleet": ["datasource", "job", "run", "node", "gpu", "runbooks"],
 }
-BY_RANK = ("training", "memory")
+BY_RANK = ("training", "memory", "data")
 """Dashboards on the chosen ranks, in which every query is narrowed to them."""
 every_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -141,7 +142,7 @@ def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: s
 def _raw_counters() -> set[str]:
     # Shares of whole runs, how far ranks are apart, and what is rare and lasts are read as totals.
     whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
-    rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS)
+    rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS, catalog.WORKER_DEATHS)
     return {*whole, catalog.COLLECTIVES.name, *(metric.name for metric in rare)}
 
 

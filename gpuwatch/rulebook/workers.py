@@ -24,15 +24,14 @@ from gpuwatch.expr import Quantity, series_key
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, one_minus, ramp
 from gpuwatch.rulebook.waiting import (
     ADVICE,
-    BEST_SETTING,
     CORES,
     LONG_WAIT,
     MAKING_KEY,
     RECOMMENDED,
-    SETTING,
     SHARE,
     SHRINK,
     STEP,
+    TO_WORKERS,
     WAIT,
     WAIT_SHARE,
     WORKERS,
@@ -164,7 +163,7 @@ RULES = (
         fix="Hide the latency with more workers or reads of several items at once (`__getitems__`), and make fewer, "
         "larger reads: shards or one memory-mapped file instead of a file an item, a copy on a local disk, a cache. "
         "Measure one of them first: on a warm local disk packing gains nothing.",
-        clauses=(SETTING, BEST_SETTING, SHRINK),
+        clauses=TO_WORKERS,
         gain=Gain("no step can gain more than its wait", removable=WAIT_SHARE),
         check="`gpuwatch_loader_worker_blocked_ratio` or the time to make a batch falls; so does the wait.",
         suppresses=("data-stall",),
