@@ -171,6 +171,13 @@ def test_images_are_pinned_and_name_no_registry(stack: Path) -> None:
         assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
 
 
+def test_the_compose_file_is_as_its_specification_wants_it(stack: Path) -> None:
+    specification = pytest.importorskip("compose_spec", reason="compose-spec is not installed")
+    read = specification.PyCompose.from_yaml((stack / "compose.yaml").read_text("utf-8"))
+    read.validate()
+    assert sorted(read.service_names()) == ["alertmanager", "grafana", "prometheus"]
+
+
 def test_a_container_mounts_what_is_there_and_listens_on_loopback_alone(stack: Path) -> None:
     compose = load(stack / "compose.yaml")
     for name, service in compose["services"].items():

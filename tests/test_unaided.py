@@ -184,6 +184,14 @@ def test_the_outermost_model_is_the_one_that_is_called() -> None:
     assert found(inner.weight) == [outer] and found(*outer.parameters()) == [outer]
 
 
+def test_a_wrapper_with_a_forward_of_its_own_instance_is_called_itself() -> None:
+    inner = torch.nn.Linear(2, 2)
+    compiled = torch.nn.ModuleDict({"_orig_mod": inner})
+    assert found(inner.weight) == [inner]
+    compiled.forward = inner.forward
+    assert found(inner.weight) == [compiled]
+
+
 def test_two_models_are_two_and_a_list_of_models_is_not_one() -> None:
     generator, discriminator, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)
     assert {id(each) for each in found(generator.weight, discriminator.bias)} == {id(generator), id(discriminator)}
