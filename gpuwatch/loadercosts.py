@@ -12,11 +12,8 @@ from dataclasses import dataclass
 
 from gpuwatch.catalog import (
     BATCHES,
-    CPU_BUDGET,
     CPU_WAIT_SECONDS,
     DEVICE_PHASE_SECONDS,
-    HOST_AVAILABLE,
-    HOST_RESIDENT,
     LOADER_AFFORDABLE,
     LOADER_ALONE,
     LOADER_BATCH_BYTES,
@@ -30,18 +27,15 @@ from gpuwatch.catalog import (
     LOADER_PREFETCH,
     LOADER_READY,
     LOADER_WORKERS,
-    LOCAL_RANKS,
     PHASES,
-    SHARED_MEMORY_TOTAL,
-    SHARED_MEMORY_USED,
     TRAINING_CORES,
     WORKER_BLOCKED,
     WORKER_CPU,
     WORKER_CPU_WAIT,
-    WORKER_UNIQUE,
 )
 from gpuwatch.expr import series_key
-from gpuwatch.sizing import Advice, Costs, Room, Setting, advice_for, recommend
+from gpuwatch.loaderroom import room_left, sane
+from gpuwatch.sizing import Advice, Costs, Setting, advice_for, recommend
 from gpuwatch.spread import cut, spread
 from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps
 
@@ -54,12 +48,6 @@ RECEIVING_SECONDS = 1e-3
 
 SHARING_SECONDS_PER_BYTE = 0.65e-9
 """What collating costs more where the batch has to lie in shared memory: fresh pages. Measured on 1 to 33 MB."""
-
-MEMORY_SHARE = 0.8
-"""Of the memory that is free, what workers may take: they grow while they warm up."""
-
-SHARED_MEMORY_SHARE = 0.5
-"""Of the shared memory that is free, what batches under way may take."""
 
 CROWDED = 0.2
 """Share of their time that workers wait for a core, from which they are too many for the cores."""
@@ -79,7 +67,6 @@ MOSTLY_READY = 0.5
 TOLD_APART = 0.01
 """Share of CPU time from which the whole can be told by its CPU time."""
 
-ANY_NUMBER = 1 << 20
 _QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
 
 
@@ -152,28 +139,32 @@ def batch_costs(values: Mapping[str, float], step: MeanStep, run_seconds: float,
     """The costs of a batch, without waits for a core."""
     measured = making_seconds(values, step, present)
     making_cpu, cores = values.get(LOADER_BATCH_CPU_SECONDS.name), values.get(TRAINING_CORES.name)
-    if not measured or making_cpu is None or cores is None or not _sane(making_cpu, cores, run_seconds):
+    if not measured or making_cpu is None or cores is None or not sane(making_cpu, cores, run_seconds):
         return None
     mean = statistics.fmean(measured)
     # For each second of CPU time the training thread waited this long for a core.
     delay = max(0.0, values.get(CPU_WAIT_SECONDS.name, 0.0)) / (cores * run_seconds) if cores * run_seconds else 0.0
+    cpu = cores * step.total / step.batches
+    receiving = receiving_seconds(values, cpu)
     if present.workers:
         ran, blocked = values.get(WORKER_CPU.name), values.get(WORKER_BLOCKED.name)
         alone = mean if ran is None or blocked is None else mean * (ran + blocked)
-        own_cpu, sharing = receiving_seconds(values), 0.0
+        own_cpu, sharing = receiving, 0.0
     else:
         alone = mean - delay * making_cpu
         own_cpu, sharing = making_cpu, SHARING_SECONDS_PER_BYTE * max(0.0, values.get(LOADER_BATCH_BYTES.name, 0.0))
     alone = min(mean, max(alone, making_cpu))  # that long it ran, at least
-    training_cpu = max(0.0, cores * step.total / step.batches - own_cpu)
+    training_cpu = max(0.0, cpu - own_cpu)
     training = max(step.training, _device_seconds(values, step.total)) / step.batches
+    # It waits where it runs, and a little at each awakening.
+    waited = delay * max(training_cpu, cpu * step.training / step.total if step.total else 0.0)
     return Costs(
-        training=max(training / 2, training - delay * training_cpu),
+        training=max(training / 2, training - waited),
         training_cpu=training_cpu,
         making=cut(measured, alone),
         making_cpu=min(making_cpu, alone),
         sending=SENDING_SECONDS + sharing,
-        receiving=receiving_seconds(values),
+        receiving=receiving,
     )
 
 
@@ -184,7 +175,7 @@ def making_seconds(values: Mapping[str, float], step: MeanStep, present: Setting
         seconds = values.get(series_key(LOADER_BATCH_SECONDS.name, {"quantile": name}))
         if seconds is not None:
             known[float(name)] = seconds
-    if 0.5 not in known or not _sane(*known.values()):
+    if 0.5 not in known or not sane(*known.values()):
         return ()
     return spread(known, mean_seconds(values, step, present))
 
@@ -198,41 +189,14 @@ def mean_seconds(values: Mapping[str, float], step: MeanStep, present: Setting) 
     return cpu / share if cpu is not None and TOLD_APART < share < 1 else None
 
 
-def receiving_seconds(values: Mapping[str, float]) -> float:
-    """What it costs the training thread to take a batch that is ready."""
+def receiving_seconds(values: Mapping[str, float], cpu: float) -> float:
+    """What it costs the training thread to take a batch that is ready; of all its process does, ``cpu`` is CPU time."""
     measured = values.get(series_key(LOADER_PART_SECONDS.name, {"part": "transfer"}))
-    if measured is None or not _sane(measured):
+    if measured is None or not sane(measured):
         return RECEIVING_SECONDS
     # In a starved run what is ready is often a batch whose turn is later, and the time is that of the one before it.
-    return measured if values.get(LOADER_READY.name, 0.0) >= MOSTLY_READY else min(measured, RECEIVING_SECONDS)
-
-
-def room_left(values: Mapping[str, float], present: Setting) -> Room | None:
-    """What the node has left for workers; what is in use now stays possible. None where it is not known."""
-    cores = values.get(CPU_BUDGET.name)
-    available = values.get(HOST_AVAILABLE.name)
-    # A worker of which nothing is known yet shares its memory with the training process until it writes to it, and
-    # then it can have as much as that.
-    each = values.get(WORKER_UNIQUE.name) if present.workers else values.get(HOST_RESIDENT.name)
-    size, total, used = (
-        values.get(metric.name) for metric in (LOADER_BATCH_BYTES, SHARED_MEMORY_TOTAL, SHARED_MEMORY_USED)
-    )
-    if cores is None or available is None or each is None or size is None or total is None or used is None:
-        return None
-    if not _sane(cores, available, each, size, total, used) or not 0 < cores <= ANY_NUMBER:
-        return None
-    ranks = min(max(1.0, values.get(LOCAL_RANKS.name, 1.0)), ANY_NUMBER)  # all of them go by the same advice
-    fitting = _how_many(MEMORY_SHARE * available / ranks, each)
-    under_way = _how_many(SHARED_MEMORY_SHARE * max(0.0, total - used) / ranks, size)
-    return Room(
-        cores=cores,
-        workers=present.workers + fitting,
-        batches=max(under_way, present.workers * present.prefetch),
-    )
-
-
-def _how_many(space: float, each: float) -> int:
-    return int(min(ANY_NUMBER, space / each)) if each > 0 else ANY_NUMBER
+    believed = max(RECEIVING_SECONDS, cpu) if values.get(LOADER_READY.name, 0.0) >= MOSTLY_READY else RECEIVING_SECONDS
+    return min(measured, believed)
 
 
 def _device_seconds(values: Mapping[str, float], total: float) -> float:
@@ -243,8 +207,3 @@ def _device_seconds(values: Mapping[str, float], total: float) -> float:
     seconds = {name: values.get(series_key(DEVICE_PHASE_SECONDS.name, {"phase": name}), 0.0) for name in PHASES}
     worked = sum(seconds.values())
     return total * (1 - seconds["data"] / worked) if worked > 0 else 0.0
-
-
-def _sane(*numbers: float) -> bool:
-    """Whether these can be times, sizes or counts."""
-    return all(0 <= number < 1e15 for number in numbers)

@@ -39,7 +39,8 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import series_key
 from gpuwatch.history import history_of
-from gpuwatch.loadercosts import RECEIVING_SECONDS, batch_costs, gauges, mean_step, present_setting, room_left
+from gpuwatch.loadercosts import RECEIVING_SECONDS, batch_costs, gauges, mean_step, present_setting
+from gpuwatch.loaderroom import room_left
 from gpuwatch.rankseries import rank_series
 from gpuwatch.reader import read
 from gpuwatch.sizing import Costs, Room
@@ -194,8 +195,8 @@ def test_a_device_that_is_busy_meanwhile_loses_nothing_by_the_wait() -> None:
 
 
 def test_workers_fit_in_memory() -> None:
-    assert room({**HELPED, HOST_AVAILABLE.name: 350e6}) == Room(8.0, 2 + 2, 16_000)
-    assert room({**ALONE, HOST_AVAILABLE.name: 2e9}) == Room(8.0, 1, 16_000), "each may grow to what training has"
+    assert room({**HELPED, HOST_AVAILABLE.name: 350e6}) == Room(8.0, 2 + 2, 105)
+    assert room({**ALONE, HOST_AVAILABLE.name: 2e9}) == Room(8.0, 1, 600), "each may grow to what training has"
     advice = advised({**ALONE, HOST_AVAILABLE.name: 2e9})
     assert advice[LOADER_BEST_WORKERS.name] == 1 and advice[LOADER_AFFORDABLE.name] == pytest.approx(0.011, rel=0.1)
     assert advised({**ALONE, HOST_AVAILABLE.name: 0.5e9})[LOADER_BEST_WORKERS.name] == 0
@@ -203,18 +204,18 @@ def test_workers_fit_in_memory() -> None:
 
 def test_batches_under_way_fit_in_shared_memory() -> None:
     tight = {**ALONE, SHARED_MEMORY_TOTAL.name: 64e6, SHARED_MEMORY_USED.name: 54e6}
-    assert room(tight) == Room(8.0, 51, 5)
+    assert room(tight) == Room(8.0, 38, 5)
     advice = advised(tight)
     assert advice[LOADER_BEST_WORKERS.name] * advice[LOADER_BEST_PREFETCH.name] <= 5
-    assert room({**HELPED, SHARED_MEMORY_TOTAL.name: 64e6, SHARED_MEMORY_USED.name: 64e6}) == Room(8.0, 514, 4), (
+    assert room({**HELPED, SHARED_MEMORY_TOTAL.name: 64e6, SHARED_MEMORY_USED.name: 64e6}) == Room(8.0, 386, 4), (
         "what is under way now has its place"
     )
 
 
 def test_the_ranks_of_a_node_share_what_is_left() -> None:
     shared = {**HELPED, HOST_AVAILABLE.name: 2e9, SHARED_MEMORY_TOTAL.name: 64e6}
-    assert room(shared) == Room(8.0, 2 + 16, 32)
-    assert room({**shared, LOCAL_RANKS.name: 4.0}) == Room(8.0, 2 + 4, 8)
+    assert room(shared) == Room(8.0, 2 + 12, 32)
+    assert room({**shared, LOCAL_RANKS.name: 4.0}) == Room(8.0, 2 + 3, 8)
 
 
 @pytest.mark.parametrize("absurd", [-1.0, 0.0, 1e17, math.inf, math.nan])
