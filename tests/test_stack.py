@@ -223,6 +223,17 @@ def test_the_servers_own_tools_accept_the_configurations(stack: Path) -> None:
         assert done.returncode == 0 and "SUCCESS" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.debian
+@tools("amtool")
+@pytest.mark.parametrize(("severity", "receiver"), [("critical", "team"), ("warning", "team"), ("info", "quiet")])
+def test_what_can_wait_goes_to_a_receiver_of_its_own(stack: Path, severity: str, receiver: str) -> None:
+    command = ["amtool", "config", "routes", "test", "--config.file=alertmanager/alertmanager.yml"]
+    done = subprocess.run(
+        [*command, f"severity={severity}", "rule=data-stall"], cwd=stack, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == receiver
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
