@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import resource
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import multiprocessing
+import signal
 
 import pytest
 import torch
 
+from gpuwatch.advisor import Finding, advise
+from gpuwatch.reader import Snapshot, read
+from gpuwatch.report.document import cause_of
 from gpuwatch_hooks.accelerator import AllocatorCounters
-from gpuwatch_hooks.oom import classify, is_out_of_memory, requested_bytes
+from gpuwatch_hooks.oom import Circumstances, classify, is_out_of_memory, requested_bytes, shortage_of
+from tests.loops import found, only
+from tests.programs import Ended, Programs
 
 GIB = 2**30
 MESSAGE = (
@@ -22,7 +22,7 @@ MESSAGE = (
 )
 
 PROGRAM = """
-import sys
+import os, resource
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,6 +43,14 @@ for step, (inputs,) in enumerate(loader):
     optimizer.step()
     fail(step)
 """
+
+LIMITED = """
+import resource
+with open("/proc/self/statm") as file:
+    limit = int(file.read().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+"""
+"""Room for a GiB more."""
 
 
 def counters(allocated: float, reserved: float, peak: float | None = None) -> AllocatorCounters:
@@ -93,38 +101,76 @@ def test_an_out_of_memory_error_is_told_from_others(error: BaseException, expect
     assert is_out_of_memory(error) is expected
 
 
-def run(directory: Path, fail: str, limit: Callable[[], None] | None = None) -> tuple[Any, dict[str, Any]]:
-    """A training that fails so, and its report."""
-    script = directory / "train.py"
-    script.write_text(PROGRAM.format(fail=fail))
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, preexec_fn=limit)
-    report = subprocess.run([sys.executable, "-m", "gpuwatch", "report", "--json"], capture_output=True, text=True)
-    return ran, json.loads(report.stdout)
+def from_a_pipe() -> BaseException:
+    """The error of a worker that is gone before it could be asked."""
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    writing.close()
+    try:
+        reading.recv()
+    except EOFError as error:
+        return error
+    finally:
+        reading.close()
+    raise AssertionError
 
 
-def of_rule(report: dict[str, Any], rule: str) -> dict[str, Any]:
-    """The one finding of a rule."""
-    (finding,) = [finding for finding in report["findings"] if finding["rule"] == rule]
-    return dict(finding)
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), True),
+        (RuntimeError("DataLoader worker (pid(s) 71, 72) exited unexpectedly"), True),
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. "), False),
+        (from_a_pipe(), True),
+        (EOFError("the end of a file of the program's own"), False),
+        (ValueError("out of patience"), False),
+    ],
+    ids=["killed", "exited", "bus error", "a pipe", "a file", "something else"],
+)
+def test_a_dead_worker_was_killed_for_memory_where_the_kernel_counted_it(error: BaseException, expected: bool) -> None:
+    shortage = shortage_of(error, Circumstances(kills=1))
+    assert (shortage is not None and shortage.kind == "killed") is expected
+    assert shortage_of(error, Circumstances()) is None
 
 
-def test_the_real_error_passes_and_its_place_is_named(records: Path, tmp_path: Path) -> None:
-    ran, report = run(tmp_path, f"if step == 60: raise torch.OutOfMemoryError({MESSAGE!r})")
-    assert ran.returncode == 1 and "OutOfMemoryError: CUDA out of memory" in ran.stderr
-    finding = of_rule(report, "mem-oom")
-    assert finding["severity"] == "critical" and "train.py:15 (fail)" in finding["where"]
-    assert "at step 62: capacity" in finding["evidence"] and "2 GiB were asked for" in finding["evidence"]
+def run(programs: Programs, fail: str, before: str = "") -> tuple[Ended, Snapshot, list[Finding]]:
+    """How a training that fails so ended, its record, and what is found."""
+    ended = programs.run(before + PROGRAM.format(fail=fail))
+    [record] = ended.records.glob("*.gpw")
+    snapshot = read(record)
+    return ended, snapshot, advise(snapshot)
 
 
-def test_another_error_is_no_shortage(records: Path, tmp_path: Path) -> None:
-    ran, report = run(tmp_path, "if step == 60: raise ValueError('out of patience')")
-    assert ran.returncode == 1 and not [finding for finding in report["findings"] if finding["rule"] == "mem-oom"]
+def test_the_real_error_passes_and_its_place_is_named(programs: Programs) -> None:
+    ended, snapshot, findings = run(programs, f"if step == 60: raise torch.OutOfMemoryError({MESSAGE!r})")
+    assert ended.status == 1 and "OutOfMemoryError: CUDA out of memory" in ended.err
+    finding = only(findings, "mem-oom")
+    assert finding.severity == "critical" and "program.py:15 (fail)" in finding.where
+    assert "at step 62: capacity" in finding.evidence and "2 GiB were asked for" in finding.evidence
+    assert cause_of(snapshot) == "OutOfMemoryError"
 
 
-def test_a_process_out_of_address_space_says_host(records: Path, tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (3 * GIB, 3 * GIB))
+def test_another_error_is_no_shortage(programs: Programs) -> None:
+    ended, _, findings = run(programs, "if step == 60: raise ValueError('out of patience')")
+    assert ended.status == 1 and not found(findings, "mem-oom")
 
-    ran, report = run(tmp_path, "kept.append(torch.ones(64, 2**20)) if step >= 40 else None", limit)
-    assert ran.returncode == 1 and "allocate memory" in ran.stderr
-    assert any(word in of_rule(report, "mem-oom")["evidence"] for word in ("host:", "leak:"))
+
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [
+        ("kept.append(torch.ones(64, 2**20)) if step >= 40 else None", "allocate memory"),
+        ("kept.append(b'x' * 2**28) if step >= 40 else None", "MemoryError"),
+    ],
+    ids=["torch", "Python"],
+)
+def test_a_process_out_of_address_space_says_host(programs: Programs, fail: str, message: str) -> None:
+    ended, _, findings = run(programs, fail, LIMITED)
+    assert ended.status == 1 and message in ended.err
+    finding = only(findings, "mem-oom")
+    assert finding.severity == "critical" and any(word in finding.evidence for word in ("host:", "leak:"))
+    assert "(fail)" in finding.where
+
+
+def test_native_code_that_aborts_for_want_of_memory_was_not_killed_by_the_kernel(programs: Programs) -> None:
+    ended, snapshot, findings = run(programs, "if step == 60: os.abort()", LIMITED)
+    assert ended.status == -signal.SIGABRT and found(findings, "run-dead") and not found(findings, "mem-oom")
+    assert str(cause_of(snapshot)).startswith("gone without an end mark")

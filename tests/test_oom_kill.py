@@ -249,9 +249,9 @@ def test_a_training_killed_for_memory_has_a_post_mortem_that_says_so_and_who_hel
         later, page = served.scrape(), served.get("/").text
     for metrics in (found, later):
         assert metrics['gpuwatch_rank_exit_info{cause="oom-killed",rank="0",run="train"}'] == 1
-    assert found[f'{CGROUP_OOM_KILLS.name}{{rank="0",run="train"}}'] == 0
     assert "killed by the kernel: memory ran out" in page
     [record] = tmp_path.glob("*.gpw")
+    assert read(record).values[CGROUP_OOM_KILLS.name] == 0, "before it died"
     content = json.loads((tmp_path / POST_MORTEMS / f"{record.stem}.json").read_text())
     assert content["cause"] == "oom-killed" and content["oom_kill"]["verdict"] == CERTAIN
     assert content["memory"]["host_resident_bytes"] > 100 * MIB
@@ -274,11 +274,11 @@ def test_a_training_that_somebody_killed_has_none_that_speaks_of_memory(tmp_path
 def test_a_loader_worker_that_the_kernel_killed_for_memory_is_the_cause(tmp_path: Path, programs: Programs) -> None:
     with memory_group(900 * MIB) as group:
         ended = programs.run(GREEDY_WORKER, GROUP=str(group.path), END="memory", GPUWATCH_DIR=str(tmp_path))
-        assert ended.status == 1 and "DataLoader worker" in ended.err
+        assert ended.status == 1
         (finding,) = [finding for finding in report(tmp_path)["findings"] if finding["rule"] == "mem-oom"]
         assert finding["severity"] == "critical" and "killed: the kernel killed a loader worker" in finding["evidence"]
         ended = programs.run(GREEDY_WORKER, GROUP=str(group.path), END="killed", GPUWATCH_DIR=str(tmp_path / "other"))
-        assert ended.status == 1 and "DataLoader worker" in ended.err
+        assert ended.status == 1
         assert "mem-oom" not in {finding["rule"] for finding in report(tmp_path / "other")["findings"]}
 
 

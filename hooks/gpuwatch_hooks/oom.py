@@ -7,7 +7,9 @@ MemoryError that the program catches cannot be seen.
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from dataclasses import dataclass
 
 from gpuwatch.catalog import OOM_KINDS, OUT_OF_MEMORY
@@ -124,7 +126,7 @@ def classify(
 
 def shortage_of(error: BaseException, known: Circumstances) -> Shortage | None:
     """Of which kind the shortage is that this error tells of; None for any other error."""
-    if known.kills and isinstance(error, RuntimeError) and _WORKER_DIED.search(str(error)):
+    if known.kills and _is_of_a_dead_worker(error):
         return Shortage(KILLED, None, None, known)
     if not is_out_of_memory(error):
         return None
@@ -133,6 +135,16 @@ def shortage_of(error: BaseException, known: Circumstances) -> Shortage | None:
         kind = classify(requested, known.counters, known.used_bytes, known.leaking_device, known.usual_peak)
         return Shortage(kind, requested, known.counters, known)
     return Shortage(LEAK if known.leaking_host else HOST, requested, None, known)
+
+
+def _is_of_a_dead_worker(error: BaseException) -> bool:
+    """Whether torch says that a loader worker died, or its end of a pipe or a socket was gone before torch could."""
+    if isinstance(error, RuntimeError):
+        return _WORKER_DIED.search(str(error)) is not None
+    if not isinstance(error, (EOFError, OSError)):
+        return False
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(f"{os.sep}multiprocessing{os.sep}" in frame.f_code.co_filename for frame, _ in frames)
 
 
 def note(record: RecordWriter, error: BaseException, known: Circumstances) -> None:
