@@ -8,7 +8,9 @@ kilobytes for each new shape.
 from __future__ import annotations
 
 import gc
+import itertools
 
+from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
@@ -21,6 +23,13 @@ CYCLIC_RULE = "leak-cyclic"
 UNCOLLECTED = 2_000
 """Objects made since the last collection, with automatic collection off, from which garbage is suspected."""
 
+RISES = 3
+"""Readings that rise one after the other, from which looks come sooner."""
+
+HURRIED_LOOKS = 24
+EXPLAINED_SHARE = 0.5
+"""Share of the growth that names must account for, so that it is theirs."""
+
 
 class GrowthProbe:
     """Reads bytes in use and follows their trend."""
@@ -31,6 +40,11 @@ class GrowthProbe:
         self.trend = Trend()
         self.varied = False
         self.rule = ""
+        self.asking = False  # memory grows, and nobody has looked yet whether a variable fills up
+        self.rising = False  # the last few readings rose
+        self._explained = 0.0
+        self._explained_at = 0
+        self._hurried = 0
 
     def look(self, varying: bool) -> None:
         """A step ended during a look; ``varying`` when batches differ in size, or are not seen."""
@@ -41,6 +55,36 @@ class GrowthProbe:
         used = bytes_in_use()
         if used is not None:
             self.trend.add(step, used)
+            growing = self.per_step()
+            fresh = self._explained >= EXPLAINED_SHARE * growing and self._recent()
+            self.asking = not self.rule and growing >= HOST_GROWTH_BYTES and not fresh
+            self.rising = self._rising()
+
+    def explain(self, per_step: float) -> None:
+        """A search found names that fill up by this many bytes a step and may stop at a limit, or grow and are said."""
+        step = self.clock.steps
+        # As long as the window of readings reaches back to an explained growth, it is that which it shows.
+        if per_step or not self._recent():
+            self._explained, self._explained_at = per_step, step
+        self.asking = False
+
+    def suspicious(self) -> bool:
+        """Whether memory grew at the last few readings, and more looks would tell sooner."""
+        if not self.rising or self._hurried >= HURRIED_LOOKS + self.clock.steps // 128:
+            return False
+        self._hurried += 1
+        return True
+
+    def _recent(self) -> bool:
+        return bool(self.trend.readings) and self._explained_at >= self.trend.readings[0][0]
+
+    def _rising(self) -> bool:
+        last = list(self.trend.readings)[-RISES:]
+        if self.rule or self.varied or len(last) < RISES:
+            return False
+        steps = (later[0] - earlier[0] for earlier, later in itertools.pairwise(last))
+        grown = (later[1] - earlier[1] for earlier, later in itertools.pairwise(last))
+        return all(more >= HOST_GROWTH_BYTES * over for more, over in zip(grown, steps, strict=True))
 
     def per_step(self) -> float:
         """Growth in bytes a step, 0 unless every quarter of the window grew."""
@@ -51,6 +95,8 @@ class GrowthProbe:
     def publish(self) -> None:
         """Say how much it grows: garbage in cycles where automatic collection is off, else memory without a name."""
         growing = self.per_step()
+        if self.asking or self._explained >= EXPLAINED_SHARE * growing:
+            growing = 0.0
         if not growing and not self.rule:
             return
         self.rule = self.rule or (CYCLIC_RULE if uncollected_garbage() else HOST_RULE)

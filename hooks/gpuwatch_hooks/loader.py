@@ -130,8 +130,7 @@ def fetch_end(session: Session, watch: LoaderWatch, batch: object, delivered: bo
         died(session)
         return
     elements = elements_of(batch)
-    watch.varying = watch.varying or watch.elements not in (None, elements)
-    watch.elements = elements
+    note_size(watch, elements)
     wait = clock.fetch_end(True, elements)
     arrived(session, watch, batch, wait, True, first)
     if first:
@@ -156,6 +155,15 @@ def died(session: Session) -> None:
     error = sys.exc_info()[1]
     if isinstance(error, RuntimeError):
         session.loading.note_death(error)
+
+
+def note_size(watch: LoaderWatch, elements: float) -> None:
+    """Do batches differ in size? The last one of an epoch may be smaller without that."""
+    watch.differing = watch.differing or (watch.odd and not watch.first)
+    watch.odd = watch.elements not in (None, elements)
+    watch.varying = watch.varying or watch.odd
+    if not watch.odd or watch.differing:
+        watch.elements = elements
 
 
 @guarded("loader")

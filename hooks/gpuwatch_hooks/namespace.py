@@ -1,6 +1,7 @@
 """Where a search for holders begins: what the user's program can name at this moment.
 
-Variables of the functions on the stack and of their modules, the watched models, the data sets of watched loaders.
+Variables of the functions on the stack and of all modules of the user's, the watched models, the data sets of watched
+loaders, and the root logger, whose handlers may keep records.
 Frames of torch, of the standard library and of gpuwatch hold nothing of the user's.
 """
 
@@ -8,14 +9,17 @@ from __future__ import annotations
 
 import dis
 import functools
+import logging
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 from gpuwatch_hooks.place import DEEPEST, is_foreign
+
+OPAQUE = (ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, bool, type(None))
+"""Kinds that refer to nothing of interest."""
 
 OPTIMIZED = 0x1
 """CO_OPTIMIZED: a function's frame, whose locals are a copy; a module's or class body's are the real namespace."""
@@ -26,11 +30,11 @@ HELD_BY_FRAME_ALONE = 3
 OWN_LOCALS = frozenset({"locals", "vars", "f_locals"})
 """Names in the code of a function that may hold the copy of its own variables."""
 
+_OURS = frozenset({"gpuwatch", "gpuwatch_hooks"})
 _BY_NAME = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """An object with the name a user knows it by, and where that name is."""
 
     name: str
@@ -38,14 +42,23 @@ class Root:
     place: str
 
 
-def stack_roots(frame: FrameType | None) -> tuple[list[Root], list[Root], list[Root]]:
-    """The variables of the user's functions on the stack (innermost first), of their modules, of libraries' functions.
+@dataclass(frozen=True)
+class Roots:
+    """Where a search begins: variables of the user's functions on the stack, of the user's modules, of libraries'
+    functions on the stack; and the code on the stack that is the user's, innermost first."""
 
-    In this order: what a person can change comes first, and a trainer's own frames may lead anywhere.
-    """
+    own: list[Root]
+    modules: list[Root]
+    libraries: list[Root]
+    codes: list[CodeType]
+
+
+def stack_roots(frame: FrameType | None) -> Roots:
+    """What can be named from a frame: what a person can change first, and a trainer's own frames may lead anywhere."""
     own: list[Root] = []
     libraries: list[Root] = []
-    modules: dict[int, FrameType] = {}
+    codes: list[CodeType] = []
+    namespaces: dict[int, list[Root]] = {}
     for _ in range(DEEPEST):
         if frame is None:
             break
@@ -53,20 +66,75 @@ def stack_roots(frame: FrameType | None) -> tuple[list[Root], list[Root], list[R
         if not is_foreign(file):
             library = "site-packages" in file
             if not library:
-                modules.setdefault(id(frame.f_globals), frame)
+                codes.append(frame.f_code)
+                if id(frame.f_globals) not in namespaces:
+                    namespaces[id(frame.f_globals)] = _module_roots(frame.f_globals, _place(frame, "module"))
             if frame.f_code.co_flags & OPTIMIZED:
                 place = _place(frame, frame.f_code.co_name)
                 into = libraries if library else own
                 into.extend(Root(name, thing, place) for name, thing in local_variables(frame))
         frame = frame.f_back
-    return own, [root for holder in modules.values() for root in _module_roots(holder)], libraries
+    for module, variables in own_modules():
+        if id(variables) not in namespaces:
+            namespaces[id(variables)] = _module_roots(variables, f"{module} (module)")
+    logs = [Root("logging.root", logging.root, "logging (module)")]
+    return Roots(own, [*(root for roots in namespaces.values() for root in roots), *logs], libraries, codes)
 
 
-def _module_roots(frame: FrameType) -> Iterator[Root]:
-    place = _place(frame, "module")
-    for name, thing in list(frame.f_globals.items()):
-        if not name.startswith("__"):
-            yield Root(name, thing, place)
+def _module_roots(variables: dict[str, Any], place: str) -> list[Root]:
+    return [Root(name, thing, place) for name, thing in list(variables.items()) if name[:2] != "__" and _keeps(thing)]
+
+
+def _keeps(thing: Any) -> bool:
+    """Whether it can keep anything: most names of a module are plain functions and imported classes."""
+    kind = type(thing)
+    if kind is FunctionType:
+        return bool(thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__ or thing.__dict__)
+    return not issubclass(kind, OPAQUE)
+
+
+_known: dict[str, bool] = {}
+_own: list[str] = []
+
+
+def own_modules() -> list[tuple[str, dict[str, Any]]]:
+    """The user's modules, as (file, variables): those that are loaded from outside of any library."""
+    for name in sys.modules.keys() - _known.keys():
+        is_own_module(name)
+    found = [(name, sys.modules.get(name)) for name in _own]
+    return [(file_of_module(name), _variables(module)) for name, module in found if module is not None]
+
+
+def is_own_module(name: object) -> bool:
+    """Whether a module is the user's, by its name."""
+    if type(name) is not str:
+        return False
+    if name not in _known and name in sys.modules:
+        _known[name] = _is_own(name)
+        if _known[name]:
+            _own.append(name)
+    return _known.get(name, False)
+
+
+def _is_own(name: str) -> bool:
+    if name == "__main__":
+        return True
+    module = sys.modules.get(name)
+    file = _variables(module).get("__file__")
+    if name.partition(".")[0] in _OURS or type(file) is not str:
+        return False
+    return not is_foreign(file) and "site-packages" not in file and "dist-packages" not in file
+
+
+def _variables(module: object) -> dict[str, Any]:
+    # Of a module that loads lazily an ordinary look at its attributes would load it.
+    variables = object.__getattribute__(module, "__dict__") if issubclass(type(module), ModuleType) else {}
+    return variables if type(variables) is dict else {}
+
+
+def file_of_module(name: str) -> str:
+    """The name of its file."""
+    return os.path.basename(str(_variables(sys.modules.get(name)).get("__file__", "")))
 
 
 def local_variables(frame: FrameType) -> list[tuple[str, Any]]:

@@ -12,6 +12,7 @@ outputs carry the mark too.
 
 from __future__ import annotations
 
+import bisect
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,7 @@ import torch
 
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.graphs import number_of
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.pace import DENSE_STEPS, LOOK_EVERY
 
@@ -43,6 +45,12 @@ MOST_NODES = 12
 
 MOST = 512
 """Old graphs followed; a leak beyond that is known to be one."""
+
+MOST_NUMBERS = 1_024
+"""Steps whose nodes' numbers are remembered."""
+
+MOST_BELOW = 64
+"""Nodes below a kept tensor among which its step's mark is looked for."""
 
 HURRIED_LOOKS = 24
 """Looks that may be asked for, besides one in 128 steps: a loop that keeps graphs for a while is no leak."""
@@ -76,9 +84,13 @@ class RetentionProbe:
         self.most = 0  # the highest count before something was let go again
         self.peak = 0
         self.shape = ""
+        self.excused: weakref.WeakSet[_Mark] = weakref.WeakSet()  # held by something that is known to be bounded
+        self.asking = False  # old graphs are alive, and nobody has looked yet what holds them
+        self.numbers: deque[tuple[int, int]] = deque(maxlen=MOST_NUMBERS)
         self._last = 0  # the last step that was marked
         self._hurried = 0
         self._said = False
+        self._explained = False
 
     def look(self, outputs: list[torch.Tensor]) -> None:
         """Mark this step's graph, and see which of the older ones are still alive."""
@@ -92,7 +104,22 @@ class RetentionProbe:
         self.looks += 1
         if self.looks % COUNT_EVERY == 0 or step >= DENSE_STEPS:
             # Here and not at publish: once the loop has returned its lists are gone, and nothing is left to count.
-            self.held = self.alive()
+            count = self.alive()
+            self.asking = count > 0 and not self._said
+            if not (self._explained and self.asking):
+                self.held = count
+
+    def explained(self, marks: Iterable[_Mark]) -> None:
+        """A search found these graphs in containers that are bounded; the others are held by something else."""
+        self.excused.update(marks)
+        self.asking = False
+        self.held = self.alive()
+        self._explained = self.held == 0
+
+    def step_of(self, number: int) -> int:
+        """The step in which a graph's node was made, by its number; as exact as steps were looked at."""
+        at = bisect.bisect_left(self.numbers, (number, 0))
+        return self.numbers[min(at, len(self.numbers) - 1)][1]
 
     def _mark(self, step: int, outputs: list[torch.Tensor]) -> None:
         marked = self.recent[-1] if self.recent and self.recent[-1].step == step else None
@@ -105,6 +132,7 @@ class RetentionProbe:
             else:
                 self.recent.append(Followed(step, max(1, step - self._last), weakref.ref(mark)))
                 self._last = step
+            self.numbers.append((number_of(outputs[0].grad_fn), step))
             self.shape = "×".join(map(str, outputs[0].shape)) or "scalar"
         for node in nodes_of(outputs):
             node.metadata["gpuwatch"] = mark
@@ -112,21 +140,23 @@ class RetentionProbe:
     def alive(self) -> int:
         """Steps whose graphs are old and still held, as sampled; 0 while too few of them were marked to tell."""
         self.old = [marked for marked in self.old if marked.mark() is not None]
-        count = sum(marked.stands_for for marked in self.old)
+        living = [marked for marked in self.old if marked.mark() not in self.excused]
+        count = sum(marked.stands_for for marked in living)
         if count * 2 < self.peak:  # let go of: a buffer that is cleared now and then
             self.most = max(self.most, self.peak)
             self.peak = count
         self.peak = max(self.peak, count)
-        return count if len(self.old) >= FEWEST_GRAPHS else 0
+        return count if len(living) >= FEWEST_GRAPHS else 0
 
     def suspicious(self) -> bool:
         """Whether a graph is alive for longer than it should be, and more looks would tell sooner."""
         step = self.clock.steps
         if self._said or self._hurried >= HURRIED_LOOKS + step // 128:
             return False
-        living = any(marked.step < step - SUSPICIOUS_STEPS and marked.mark() is not None for marked in self.recent)
-        self._hurried += living or bool(self.old)
-        return living or bool(self.old)
+        followed = (marked.mark() for marked in (*self.recent, *self.old) if marked.step < step - SUSPICIOUS_STEPS)
+        living = any(mark is not None and mark not in self.excused for mark in followed)
+        self._hurried += living
+        return living
 
     @guarded("retention")
     def publish(self) -> None:
@@ -150,3 +180,18 @@ def nodes_of(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(below for below, _ in reversed(node.next_functions))
+
+
+def marks_below(node: Any) -> Iterator[_Mark]:
+    """The mark of the step that a kept tensor belongs to."""
+    seen: set[Any] = {node}
+    queue = deque(seen)
+    while queue and len(seen) < MOST_BELOW:
+        below = queue.popleft()
+        mark = below.metadata.get("gpuwatch")
+        if mark is not None:
+            yield mark
+            return
+        fresh = {inner for inner, _ in below.next_functions if inner is not None} - seen
+        seen |= fresh
+        queue.extend(fresh)

@@ -31,7 +31,7 @@ from gpuwatch_hooks.gradients import GradientProbe
 from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.handles import HandleProbe
-from gpuwatch_hooks.leaks import LeakProbe
+from gpuwatch_hooks.leaks import LeakProbe, Surroundings
 from gpuwatch_hooks.loading import LoadingProbe
 from gpuwatch_hooks.memory import HostMemory
 from gpuwatch_hooks.modules import ModuleProbe
@@ -82,8 +82,8 @@ class Session:
         self.core_wait = CoreWait(self.record)
         self.resources = ResourceProbe(self.record)
         self.device = DeviceProbe(self.record, self.clock)
-        self.leaks = LeakProbe(self.record, self.clock, self.models)
         self.growth = GrowthProbe(self.record, self.clock)
+        self.leaks = LeakProbe(self.record, self.clock, self.models, self.retention, self.growth)
         self.handles = HandleProbe(self.record, self.clock, self.models)
         self.ownership = OwnershipProbe(self.record, self.clock, self.models)
         self.modules = ModuleProbe(self.record, self.clock, self.models, self.ownership.living)
@@ -145,7 +145,7 @@ class Session:
         pace = self.pace
         pace.steps = self.clock.steps
         pace.mask = self.clock.stepped_mask()
-        pace.rest_until(pace.steps, hurried=self.retention.suspicious())
+        pace.rest_until(pace.steps, hurried=self.retention.suspicious() or self.growth.suspicious())
         self.close_look()
 
     def renew_look(self) -> None:
@@ -199,7 +199,7 @@ class Session:
     def varying(self) -> bool:
         """Whether batches differ in size, or are not seen."""
         feeding = [loader for loader in self.loaders if loader.feeds is not False]
-        return any(loader.varying for loader in feeding) or not feeding
+        return any(loader.differing for loader in feeding) or not feeding
 
     def publish(self) -> None:
         """Write everything that is not written at each step."""
@@ -263,7 +263,8 @@ def tick(session: Session) -> None:
 def search(session: Session) -> None:
     """A step ended during a look: is a search due, is memory growing?"""
     session.growth.look(session.varying())
-    session.leaks.look(sys._getframe())
+    epochs = sum(loader.epochs for loader in session.loaders if loader.feeds is not False)
+    session.leaks.look(sys._getframe(), Surroundings(epochs, session.parameter_ids, session.varying()))
 
 
 @guarded("handles")

@@ -61,6 +61,8 @@ class LoaderWatch:
         self.iterators: list[weakref.ref[Any]] = []
         self.elements: float | None = None
         self.varying = False  # batches differ in size: each step's is noted
+        self.differing = False  # they do, and not the last of an epoch alone
+        self.odd = False  # the last batch was of another size than those before
         self.workers = Workers()
         self.parts = FetchParts()
         self.batches = Batches()

@@ -1,0 +1,157 @@
+"""Is a name that holds tensors a leak? From what it held at each search, its limit, and what code does to it."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, joins, shrinks
+from gpuwatch_hooks.referents import FEW
+from gpuwatch_hooks.walk import Holding
+
+SPAN_STEPS = 48
+SEARCHES = 4
+KEPT_POINTS = 12
+SLOWEST_SHARE = 1 / 3
+"""The last rise, of the average one: what slows down is filling up."""
+
+LEAST_PARTS_PER_STEP = 0.2
+"""Growth of the parts of a container whose own length stays the same: less is a change of what is in it."""
+
+PATIENCE_STEPS = 2_000
+"""Steps after which a container is reported although some code takes elements out of it."""
+
+SHORT_EPOCH = 50
+"""An epoch of so many steps is waited for: what is kept for one is cleared at its end."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What else is known of a name: the object it belongs to, the user's code, and the loop it is in.
+
+    ``epoch_steps``: steps of the last epoch that ended; None while there was none.
+    """
+
+    owner: Any
+    codes: Iterable[CodeType]
+    varying: bool
+    in_data_set: bool
+    epoch_steps: int | None
+
+
+class Verdict(enum.Enum):
+    """What a name is: not growing, growing but too early to tell, growing towards a limit (or full), or a leak."""
+
+    STEADY = "steady"
+    EARLY = "early"
+    BOUNDED = "bounded"
+    LEAK = "leak"
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a name held at a step. ``span``: the steps that the graph of a single tensor goes back."""
+
+    step: int
+    epochs: int
+    length: int
+    parts: float
+    pinned_bytes: float
+    span: float | None
+    single: bool
+
+
+def judge(holding: Holding, points: deque[Point], peak: float, known: Known) -> Verdict:
+    """What the name is; code is looked at only where the answer depends on it."""
+    if holding.limit is not None and holding.length <= holding.limit:
+        return Verdict.BOUNDED
+    if holding.single and holding.reach is None:
+        return _judge_joined(holding, points, known)
+    series = amounts(points)
+    if len(series) < 2 or series[-1] <= series[-2]:
+        # It may be full: a program's own limit is no limit that the container tells of.
+        if holding.graph and not holding.single and _trimmed(holding, known):
+            return Verdict.BOUNDED
+        return Verdict.STEADY
+    if holding.reach is None and _ends_somewhere(holding, points, known):
+        return Verdict.BOUNDED
+    if not grows(points) or series[-1] <= 2 * peak:
+        return Verdict.BOUNDED if peak else Verdict.EARLY
+    return Verdict.LEAK
+
+
+def _judge_joined(holding: Holding, points: deque[Point], known: Known) -> Verdict:
+    """A single tensor that grows is one that something is joined to; others follow the batch's size."""
+    if known.varying or not grows(points):
+        return Verdict.STEADY
+    return Verdict.LEAK if joins(identifier(holding.name), known.codes, known.owner) else Verdict.STEADY
+
+
+def _trimmed(holding: Holding, known: Known) -> bool:
+    return shrinks(identifier(holding.name), known.codes, known.owner, holding.kind == "list") == TRIMMED
+
+
+def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> bool:
+    """Whether its growth may end yet: at the epoch's end, or because code takes elements out."""
+    outlived = len(points) > 1 and points[-2].epochs > points[0].epochs
+    if not outlived and (known.in_data_set or (known.epoch_steps or SHORT_EPOCH + 1) <= SHORT_EPOCH):
+        return True
+    span = points[-1].step - points[0].step
+    if span >= PATIENCE_STEPS:
+        return False
+    kind = shrinks(identifier(holding.name), known.codes, known.owner, holding.kind == "list")
+    return kind == TRIMMED or (kind == EMPTIED and not outlived)
+
+
+def amounts(points: Iterable[Point]) -> list[float]:
+    """What is compared: steps of a graph, bytes of a single tensor, a container's length, or the parts within it.
+
+    The parts while it is small enough to count them: a list for each class, a dictionary of lists.
+    """
+    known = list(points)
+    if known[-1].span is not None:
+        return [point.span or 0.0 for point in known]
+    if known[-1].single:
+        return [point.pinned_bytes for point in known]
+    if known[-1].length <= FEW:  # those before had no more, or it has shrunk
+        return [point.parts for point in known]
+    return [float(point.length) for point in known]
+
+
+def shrank(before: Point, now: Point) -> bool:
+    """Whether something was taken out."""
+    pair = amounts([before, now])
+    return pair[1] < pair[0]
+
+
+def grows(points: deque[Point]) -> bool:
+    """Whether it grew at every search, over enough steps, and not much slower at last than before."""
+    series = amounts(points)
+    some = list(points)
+    steps = some[-1].step - some[0].step
+    if len(series) < SEARCHES or steps < SPAN_STEPS:
+        return False
+    if any(later <= earlier for earlier, later in itertools.pairwise(series)):
+        return False
+    whole = (series[-1] - series[0]) / steps
+    last = (series[-1] - series[-2]) / (some[-1].step - some[-2].step)
+    of_parts = some[0].length == some[-1].length and not some[-1].single
+    return last >= SLOWEST_SHARE * whole and (not of_parts or whole >= LEAST_PARTS_PER_STEP)
+
+
+def growing(points: deque[Point]) -> bool:
+    """Whether it grew at the last two searches: no suspect yet, but worth another look soon."""
+    last = amounts(points)[-3:]
+    return len(last) == 3 and last[0] < last[1] < last[2] and not (points[-1].single and points[-1].span is None)
+
+
+def rose(points: deque[Point]) -> float:
+    """Bytes a step that it grew by since the search before."""
+    if len(points) < 2:
+        return 0.0
+    return (points[-1].pinned_bytes - points[-2].pinned_bytes) / (points[-1].step - points[-2].step)

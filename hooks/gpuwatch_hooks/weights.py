@@ -1,0 +1,173 @@
+"""How much an object keeps: the tensors and arrays within, each storage counted once and whole."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from time import thread_time_ns
+from typing import Any
+
+import torch
+
+from gpuwatch_hooks import graphs
+from gpuwatch_hooks.namespace import OPAQUE
+from gpuwatch_hooks.referents import attributes, elements_of_container, length_of, sampled
+
+DEEPEST = 5
+MOST_PARTS = 512
+"""Parts of the sampled elements of one container that are looked at."""
+
+MOST_NAMED = 64
+MOST_OPENED = 8_192
+_NO_WEIGHT = (*OPAQUE, type)
+GRAPHS_WEIGHED = 4
+"""Elements of a container whose graphs are weighed, the others by these."""
+
+
+@dataclass
+class Weight:
+    """Tensors and arrays kept, the bytes of their storages, and whether one carries a graph."""
+
+    tensors: float = 0.0
+    pinned_bytes: float = 0.0
+    graph: bool = False
+
+    def add(self, other: Weight) -> None:
+        """Add what a part keeps."""
+        self.tensors += other.tensors
+        self.pinned_bytes += other.pinned_bytes
+        self.graph = self.graph or other.graph
+
+    def times(self, factor: float) -> Weight:
+        """What so many like it keep."""
+        return Weight(self.tensors * factor, self.pinned_bytes * factor, self.graph)
+
+
+@dataclass
+class Scale:
+    """Weighs the parts of one container; ``known`` are the identities of parameters, which are meant to be kept."""
+
+    known: Container[int] = ()
+    left: int = MOST_PARTS
+    storages: set[int] = field(default_factory=set)
+    graphs: list[Any] = field(default_factory=list)
+
+    def weigh(self, thing: Any, depth: int = DEEPEST) -> Weight:
+        """What this object keeps beyond what has been weighed before."""
+        weight = Weight()
+        kind = type(thing)
+        self.left -= 1
+        if self.left < 0 or issubclass(kind, _NO_WEIGHT) or id(thing) in self.known:
+            return weight
+        if issubclass(kind, torch.Tensor):
+            self._tensor(thing, weight)
+            return weight
+        if is_array(kind):
+            self._array(thing, weight)
+            return weight
+        if not depth:
+            return weight
+        elements = elements_of_container(thing, kind)
+        if elements is None:
+            named = islice(attributes("", thing, kind, parameters=True), MOST_NAMED)
+            return self.weigh_all([part for _, part in named], depth - 1)[0]
+        weight, count = self.weigh_all(sampled(elements, thing, kind), depth - 1)
+        whole = len(elements) if type(elements) is list else length_of(thing, kind)
+        return weight.times(whole / count) if count else weight
+
+    def weigh_all(self, things: list[Any], depth: int = DEEPEST) -> tuple[Weight, int]:
+        """What the first of these objects keep together, and how many could be weighed."""
+        weight = Weight()
+        for count, thing in enumerate(things):
+            part = self.weigh(thing, depth)
+            if self.left < 0 and count:
+                return weight, count
+            weight.add(part)
+        return weight, len(things)
+
+    def _tensor(self, tensor: torch.Tensor, weight: Weight) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            node = tensor.grad_fn
+            if node is not None:
+                weight.graph = True
+                if len(self.graphs) < GRAPHS_WEIGHED:
+                    self.graphs.append(node)
+            weight.tensors = 1
+            weight.pinned_bytes = storage_bytes(tensor, self.storages)
+
+    def _array(self, array: Any, weight: Weight) -> None:
+        tensor, owner = owner_of_array(array)
+        if tensor is not None:
+            self._tensor(tensor, weight)
+            return
+        weight.tensors = 1
+        if id(owner) not in self.storages:
+            self.storages.add(id(owner))
+            weight.pinned_bytes = owner.nbytes
+
+
+def weigh_graph(nodes: list[Any], known: Container[int], storages: set[int], deadline: int) -> float:
+    """Bytes that these graphs saved for backward, beyond the storages counted before; parameters left out."""
+    total = 0.0
+    for node in graphs.walk(nodes, deadline):
+        for tensor in graphs.kept_tensors(node):
+            with torch._C.DisableTorchFunctionSubclass():
+                if id(tensor) not in known and not (tensor.is_leaf and tensor.requires_grad):
+                    total += storage_bytes(tensor, storages)
+    return total
+
+
+def graph_nodes(thing: Any, deadline: int) -> Iterator[Any]:
+    """The nodes that made the tensors within a container: all of them, not a sample."""
+    stack = [(thing, DEEPEST)]
+    for _ in range(MOST_OPENED):
+        if not stack or thread_time_ns() > deadline:
+            return
+        item, depth = stack.pop()
+        kind = type(item)
+        if issubclass(kind, torch.Tensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                node = item.grad_fn
+            if node is not None:
+                yield node
+        elif depth and not issubclass(kind, OPAQUE):
+            elements = elements_of_container(item, kind)
+            parts = elements if elements is not None else (part for _, part in attributes("", item, kind))
+            stack.extend((part, depth - 1) for part in islice(parts, MOST_OPENED))
+
+
+def is_array(kind: type) -> bool:
+    """Whether this is numpy's array."""
+    return kind.__module__ == "numpy" and kind.__name__ == "ndarray"
+
+
+def owner_of_array(array: Any) -> tuple[torch.Tensor | None, Any]:
+    """The tensor whose storage a numpy array looks into, or None; and the array that owns the memory otherwise."""
+    numpy = sys.modules.get("numpy")
+    owner = array
+    for _ in range(8):
+        base = owner.base
+        if issubclass(type(base), torch.Tensor):
+            return base, owner
+        if numpy is None or not issubclass(type(base), numpy.ndarray):
+            break
+        owner = base
+    return None, owner
+
+
+def storage_bytes(tensor: torch.Tensor, storages: set[int] | None = None) -> int:
+    """Bytes of the storage a tensor keeps, 0 for one counted before or one without a storage of its own."""
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        return 0
+    try:
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # not the address: asking for it would copy a storage that is copied on write
+        if storages is not None:
+            if key in storages:
+                return 0
+            storages.add(key)
+        return storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return 0  # a subclass that only wraps others
