@@ -54,6 +54,7 @@ def backward_begin(session: Session) -> None:
         session.gradients.backward_begin()
         session.switches.look()
         session.evaluation.backward_begin()
+        session.distributed.backward_begin()
         if session.modules.current is not None:
             measurement_backward(session)
 

@@ -69,6 +69,8 @@ def forward_begin(session: Session, module: torch.nn.Module, arguments: tuple[ob
         mode = EITHER
     clock = session.clock
     clock.forward_begin(mode)
+    if mode in (TRAIN, EITHER):
+        session.distributed.forward_begin()
     if mode == EITHER:
         session.evaluation.forward_begin()
     elif mode == TRAIN and session.evaluation.open:

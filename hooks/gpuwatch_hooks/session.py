@@ -26,6 +26,7 @@ from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.contention import CoreWait
 from gpuwatch_hooks.cycles import CycleProbe
 from gpuwatch_hooks.device import DeviceProbe
+from gpuwatch_hooks.distributed import DistributedProbe
 from gpuwatch_hooks.evaluation import EvaluationProbe
 from gpuwatch_hooks.gradients import GradientProbe
 from gpuwatch_hooks.growth import GrowthProbe
@@ -82,6 +83,7 @@ class Session:
         self.core_wait = CoreWait(self.record)
         self.resources = ResourceProbe(self.record)
         self.device = DeviceProbe(self.record, self.clock)
+        self.distributed = DistributedProbe(self.record, self.models)
         self.growth = GrowthProbe(self.record, self.clock)
         self.leaks = LeakProbe(self.record, self.clock, self.models, self.retention, self.growth)
         self.handles = HandleProbe(self.record, self.clock, self.models)
@@ -215,6 +217,7 @@ class Session:
             self.core_wait,
             self.resources,
             self.device,
+            self.distributed,
             self.growth,
             self.handles,
             self.cycles,
@@ -273,6 +276,7 @@ def step_ended(session: Session) -> None:
     session.handles.step_end()
     session.ownership.step_end()
     session.device.step_end(session.varying())
+    session.distributed.step_end()
     if session.modules.current is not None or session.modules.done:
         measurement_ended(session)
 

@@ -1,0 +1,57 @@
+"""How a watched model is spread over devices and processes: which wrappers of torch it holds."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+class Wrappers:
+    """The wrappers of some models, found anew when asked: models are wrapped before attach or after."""
+
+    def __init__(self) -> None:
+        self.replicated: dict[str, list[int]] = {}
+        self.sharded: weakref.ref[Any] | None = None
+        self.waits_within = False  # forward and backward wait for other ranks themselves
+        self._distributed: list[weakref.ref[DistributedDataParallel]] = []
+
+    def find(self, models: Iterable[torch.nn.Module]) -> None:
+        """Look through all modules of these models."""
+        sharding = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+        self.replicated, self._distributed, self.sharded = {}, [], None
+        self.waits_within = False
+        for model in models:
+            for name, module in model.named_modules():
+                # issubclass(type(...)): isinstance asks the object, and objects may lie.
+                if issubclass(type(module), DistributedDataParallel):
+                    self._distributed.append(weakref.ref(module))
+                elif issubclass(type(module), DataParallel):
+                    self.replicated[name or type(module).__name__] = list(module.device_ids)
+                elif sharding is not None and self.sharded is None and issubclass(type(module), sharding):
+                    self.sharded = weakref.ref(module)
+                    self.waits_within = True
+                elif issubclass(type(module), torch.nn.SyncBatchNorm):
+                    self.waits_within = True
+        inner = DistributedDataParallel._active_ddp_module  # attach got the module that this one wraps
+        if not self._distributed and inner is not None and any(inner.module is model for model in models):
+            self._distributed.append(weakref.ref(inner))
+
+    def distributed(self) -> DistributedDataParallel | None:
+        """The one DistributedDataParallel, None where there are several: whose gradients a backward reduces is open."""
+        return self._distributed[0]() if len(self._distributed) == 1 else None
+
+    def reduces(self) -> bool | None:
+        """Whether the backward of a forward that begins now reduces gradients across ranks; None if that is unknown."""
+        wrapper = self.distributed()
+        if wrapper is not None:
+            return bool(wrapper.require_backward_grad_sync)
+        sharded = None if self.sharded is None or self._distributed else self.sharded()
+        if sharded is None:
+            return None
+        groups = getattr(sharded._get_fsdp_state(), "_fsdp_param_groups", None)
+        return all(group.reduce_grads for group in groups) if groups else None
