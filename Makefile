@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: test demo bench bench-data check render clean
+.PHONY: test demo bench bench-scale bench-data check render clean
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
@@ -18,6 +18,9 @@ bench: $(READY)
 # Are the recommended loader settings the best ones? Minutes, on a machine that is otherwise idle.
 bench-data: $(READY)
 	$(BIN)/python -m bench.data $(ARGS)
+
+bench-scale: $(READY)
+	$(BIN)/python -m bench.scale $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .
