@@ -33,6 +33,9 @@ POST_MORTEMS = "post-mortem"
 MODULE_ROW = "module_row"
 """Series of a record that make up its table of modules: read for the report, published by nobody."""
 
+WORKER_ROW = "worker_row"
+"""The same for its table of loader workers."""
+
 HEADER_BYTES = 4096
 VALUE_CAPACITY = 1024
 RING_ROWS = 2048

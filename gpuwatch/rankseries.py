@@ -42,7 +42,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import identity_gauges, position, settled
-from gpuwatch.layout import MODULE_ROW
+from gpuwatch.layout import MODULE_ROW, WORKER_ROW
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.report.document import exit_of
 from gpuwatch.rulebook import RULES_BY_ID
@@ -172,7 +172,7 @@ def vetted(name: str, labels: Mapping[str, str]) -> Vetted | None:
         return STEP_SECONDS, (labels["le"],)
     if name == _SUM and not labels:
         return STEP_SECONDS, ()
-    if name in _BY_THE_READER or name in UNPUBLISHED or name in (_BUCKET, _SUM, MODULE_ROW):
+    if name in _BY_THE_READER or name in UNPUBLISHED or name in (_BUCKET, _SUM, MODULE_ROW, WORKER_ROW):
         return None
     metric = METRICS.get(name)
     if metric is None or metric.scope != "rank" or metric.kind not in ("counter", "gauge", "summary"):

@@ -45,7 +45,7 @@ def on_terminal(report: Document, width: int = 80, encoding: str = "utf-8") -> s
 def test_the_document_has_the_promised_fields(tmp_path: Path) -> None:
     write_run(tmp_path, observations=[ANOMALY])
     report = report_of(tmp_path)
-    assert list(report) == ["run", "time", "memory", "findings"]
+    assert list(report) == ["run", "time", "memory", "data", "findings"]
     assert list(report["run"]) == [
         "name", "state", "cause", "started", "ended", "run_seconds", "steps", "world_size", "script", "python",
         "torch", "device", "record", "ranks",

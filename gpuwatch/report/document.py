@@ -38,6 +38,7 @@ from gpuwatch.history import settled, window_gauges
 from gpuwatch.layout import State
 from gpuwatch.oomkill import CERTAIN, LIKELY
 from gpuwatch.reader import Snapshot
+from gpuwatch.report.data import data_of, worst
 from gpuwatch.report.modules import modules_of, size_of
 from gpuwatch.report.replayed import replay_evidence
 from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
@@ -63,6 +64,7 @@ def document(snapshots: Sequence[Snapshot]) -> Document:
         "run": _run(snapshots),
         "time": _mean_time([time_of(snapshot) for snapshot in snapshots]),
         "memory": _largest_memory([memory_of(snapshot) for snapshot in snapshots]),
+        "data": worst([data_of(snapshot) for snapshot in snapshots]),
         "findings": findings_of(snapshots),
     }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from gpuwatch.report.data import HEADINGS as WORKER_HEADINGS
+from gpuwatch.report.data import data_lines
+from gpuwatch.report.data import lines as worker_lines
 from gpuwatch.report.modules import HEADINGS, lines
-from gpuwatch.report.shape import Document, MemoryPart, ModulePart, RunPart, TimePart
+from gpuwatch.report.shape import Document, MemoryPart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,
@@ -55,7 +58,13 @@ def page(report: Document) -> str:
     _add(body, "h2", "Memory")
     _memory(body, report["memory"])
     if report["memory"]["modules"]:
-        _modules(body, report["memory"]["modules"])
+        _table(body, HEADINGS, lines(report["memory"]["modules"]))
+    if data_lines(report["data"]):
+        _add(body, "h2", "Data")
+        for line in data_lines(report["data"]):
+            _add(body, "p", line)
+        if report["data"]["worker_table"]:
+            _table(body, WORKER_HEADINGS, worker_lines(report["data"]["worker_table"]))
     if len(run["ranks"]) > 1:
         _add(body, "h2", "Ranks")
         _ranks(body, run)
@@ -100,12 +109,12 @@ def _memory(body: Element, memory: MemoryPart) -> None:
         _add(body, "p", line)
 
 
-def _modules(body: Element, parts: list[ModulePart]) -> None:
+def _table(body: Element, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = SubElement(body, "table")
     row = SubElement(table, "tr")
-    for heading in HEADINGS:
-        _add(row, "th", heading, "" if heading == "module" else "number")
-    for line in lines(parts):
+    for number, heading in enumerate(headings):
+        _add(row, "th", heading, "number" if number else "")
+    for line in rows:
         row = SubElement(table, "tr")
         for number, cell in enumerate(line):
             _add(row, "td", cell, "number" if number else "")

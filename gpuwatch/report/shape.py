@@ -58,6 +58,48 @@ class MemoryPart(TypedDict):
     modules: list[ModulePart] | None
 
 
+class WorkerPart(TypedDict):
+    """A loader worker; shares of its time (busy, without a core) and of the time it makes batches (cpu, blocked)."""
+
+    worker: int
+    batches: int | None
+    busy_share: float | None
+    core_wait_share: float | None
+    cpu_share: float | None
+    blocked_share: float | None
+    resident_bytes: int | None
+    unique_bytes: int | None
+    starts: int | None
+
+
+class DataPart(TypedDict):
+    """The data path; of several ranks, of the one that waits most for its data. ``parts_seconds`` are medians."""
+
+    wait_share: float | None
+    workers: int | None
+    prefetch: int | None
+    persistent_workers: bool | None
+    recommended_workers: int | None
+    recommended_prefetch: int | None
+    recommended_wait_share: float | None
+    needed_cores: float | None
+    affordable_batch_seconds: float | None
+    ready_share: float | None
+    batch_items: float | None
+    batch_bytes: int | None
+    batch_seconds: dict[str, float | None]
+    batch_cpu_seconds: float | None
+    parts_seconds: dict[str, float | None]
+    pinned: bool | None
+    padding_share: float | None
+    worker_deaths: int | None
+    idle_workers: int | None
+    copied_bytes: int | None
+    shared_memory_used_bytes: int | None
+    shared_memory_total_bytes: int | None
+    worker_table: list[WorkerPart]
+
+
 class RankPart(TypedDict):
     """One rank in short."""
 
@@ -94,9 +136,10 @@ class RunPart(TypedDict):
 
 
 class Document(TypedDict):
-    """A run: what ran, its time, its memory and its findings, most valuable first."""
+    """A run: what ran, its time, its memory, its data path and its findings, most valuable first."""
 
     run: RunPart
     time: TimePart
     memory: MemoryPart
+    data: DataPart
     findings: list[dict[str, object]]

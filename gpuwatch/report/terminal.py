@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -11,8 +11,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from gpuwatch.report.data import HEADINGS as WORKER_HEADINGS
+from gpuwatch.report.data import data_lines
+from gpuwatch.report.data import lines as worker_lines
 from gpuwatch.report.modules import HEADINGS, lines
-from gpuwatch.report.shape import Document, MemoryPart, ModulePart, RunPart, TimePart
+from gpuwatch.report.shape import DataPart, Document, MemoryPart, RunPart, TimePart
 from gpuwatch.report.wording import (
     NOT_KNOWN,
     beside_line,
@@ -60,7 +63,8 @@ def rendered(report: Document, encoding: str = "utf-8") -> RenderableType:
         *_memory(report["memory"]),
     ]
     if report["memory"]["modules"]:
-        parts += [Text(), Padding(_modules(report["memory"]["modules"]), (0, 0, 0, 2))]
+        parts += [Text(), Padding(_table(HEADINGS, lines(report["memory"]["modules"])), (0, 0, 0, 2))]
+    parts += _data(report["data"])
     if len(run["ranks"]) > 1:
         parts += [Text(), _ranks(run)]
     parts.append(Text())
@@ -114,13 +118,26 @@ def _memory(memory: MemoryPart) -> Iterator[RenderableType]:
         yield Padding(Text(line), (0, 0, 0, 8))
 
 
-def _modules(parts: list[ModulePart]) -> Table:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading_text in HEADINGS:
-        table.add_column(heading_text, justify="left" if heading_text == "module" else "right")
-    for line in lines(parts):
-        table.add_row(*line)
+    for number, heading_text in enumerate(headings):
+        table.add_column(heading_text, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _data(data: DataPart) -> Iterator[RenderableType]:
+    known = data_lines(data)
+    if not known:
+        return
+    yield Text()
+    yield Text.assemble(("Data    ", "bold"), known[0])
+    for line in known[1:]:
+        yield Padding(Text(line), (0, 0, 0, 8))
+    if data["worker_table"]:
+        yield Text()
+        yield Padding(_table(WORKER_HEADINGS, worker_lines(data["worker_table"])), (0, 0, 0, 2))
 
 
 def _ranks(run: RunPart) -> Table:
