@@ -63,11 +63,13 @@ def training_line(alone: float, alone_cpu: float, scraped: float, scraped_cpu: f
 
 def fleet_line(cost: FleetCost) -> str:
     """A fleet's Prometheus."""
+    how = f"scraped every {SCRAPE_SECONDS} s for {cost.seconds:.0f} s"
     return (
-        f"fleet, {cost.ranks} ranks on {cost.targets} nodes, scraped every {SCRAPE_SECONDS} s for {cost.seconds:.0f} s: "
-        f"{cost.series} series, {cost.series / cost.ranks:.0f} a rank; {cost.samples_a_second:.0f} samples a second; "
-        f"{cost.resident_bytes / 1e6:.0f} MB resident; {cost.cpu_cores:.2f} cores; all rules {cost.rule_seconds:.1f} s an "
-        f"evaluation, {rule_cpu_seconds(cost):.1f} s of CPU at most; a scrape {1e3 * cost.scrape_seconds:.1f} ms"
+        f"fleet, {cost.ranks} ranks on {cost.targets} nodes, {how}: {cost.series} series, "
+        f"{cost.series / cost.ranks:.0f} a rank; {cost.samples_a_second:.0f} samples a second; "
+        f"{cost.resident_bytes / 1e6:.0f} MB resident; {cost.cpu_cores:.2f} cores; "
+        f"all rules {cost.rule_seconds:.1f} s an evaluation, {rule_cpu_seconds(cost):.1f} s of CPU at most; "
+        f"a scrape {1e3 * cost.scrape_seconds:.1f} ms"
     )
 
 

@@ -30,7 +30,7 @@ from gpuwatch.layout import (
     VALUES_AT,
     Word,
 )
-from gpuwatch.reader import (
+from gpuwatch.recordparts import (
     ABSURD,
     Observation,
     RecordError,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuwatch.reader import leased
+from gpuwatch.recordparts import leased
 
 FILE = "daemon.json"
 LOG = "daemon.log"

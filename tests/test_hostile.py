@@ -19,7 +19,7 @@ from hypothesis import strategies as any_of
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpuwatch import exporter as exporting
-from gpuwatch import follower, inventory, reader, service
+from gpuwatch import follower, inventory, recordparts, service
 from gpuwatch.catalog import GUARD_FAULTS
 from gpuwatch.exporter import RANKS_PER_USER, TOMBSTONE_SECONDS, Exporter
 from gpuwatch.inventory import take_inventory, troubles
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_record_is_not_taken_apart_at_every_scrape(
 
     def noted(path: Path) -> contextlib.AbstractContextManager[tuple[int, os.stat_result]]:
         opened.append(path)
-        return reader.opened(path)
+        return recordparts.opened(path)
 
     monkeypatch.setattr(follower, "opened", noted)
     for _ in range(3):
