@@ -116,7 +116,7 @@ def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: 
     session.renew_look()
     session.open_look()
     for one in _several(loaders, torch.utils.data.DataLoader):
-        restore = loader.install(session, one)
+        restore = follow.adopt(session, one) or loader.install(session, one)
         if restore is not None:
             watch._undo.append(restore)
         elif not isinstance(one, Iterable):

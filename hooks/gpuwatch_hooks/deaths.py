@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from gpuwatch.catalog import WORKER_DEATHS
 from gpuwatch.record import RecordWriter
 from gpuwatch.sizes import size_text
 
@@ -28,45 +28,41 @@ def named(error: BaseException) -> list[int]:
     return [int(number) for number in found[1].split(",")] if found else []
 
 
-def note(record: RecordWriter, iterators: list[Any], error: BaseException, said: set[int]) -> None:
-    """Write down each dead worker that the error names, once: ``said`` are those that were."""
-    for pid in named(error):
-        if pid in said:
-            continue
-        said.add(pid)
-        worker = _worker(iterators, pid)
-        where = f"pid {pid}" if worker is None else f"worker {worker} (pid {pid})"
-        number, manner = _manner(iterators, pid, str(error))
-        deaths = record.series(WORKER_DEATHS.name)
-        values = record.values
-        values[deaths] = len(said)
-        record.observe(RULE, where, f"{manner}; {_shared_memory()}", float(number))
+def note(record: RecordWriter, workers: Mapping[int, int], iterators: list[Any], error: BaseException) -> list[int]:
+    """Write down the dead workers that the error names, and return them.
 
-
-def _worker(iterators: list[Any], pid: int) -> int | None:
-    for iterator in iterators:
-        for number, worker in enumerate(vars(iterator).get("_workers") or ()):
-            if worker.pid == pid:
-                return number
-    return None
+    ``workers`` are the numbers of known workers by process; the iterators that still exist have their exit status.
+    """
+    dead = named(error)
+    for pid in dead:
+        where = f"worker {workers[pid]}" if pid in workers else "worker"
+        number, manner = _manner(iterators, pid, f"{error}\n{error.__cause__}")
+        record.observe(RULE, where, f"pid {pid}: {manner}; {_shared_memory()}", float(number))
+    return dead
 
 
 def _manner(iterators: list[Any], pid: int, message: str) -> tuple[int, str]:
     """The signal's number (0 when it was none), and in words how the process ended."""
-    status = next(
-        (
-            worker.exitcode
-            for iterator in iterators
-            for worker in vars(iterator).get("_workers") or ()
-            if worker.pid == pid
-        ),
-        None,
-    )
+    processes = [worker for iterator in iterators for worker in vars(iterator).get("_workers") or ()]
+    status = next((worker.exitcode for worker in processes if worker.pid == pid), None)
     if status is None:
-        return 0, message.splitlines()[0]
+        status = _told(message)
+    if status is None:
+        return 0, "how it ended is not known"
     if status >= 0:
         return 0, f"it ended itself with status {status}"
     return -status, f"it was killed by {_signal_name(-status)}{_HINTS.get(-status, '')}"
+
+
+def _told(message: str) -> int | None:
+    """The exit status as torch's message has it, where the process itself is gone by now."""
+    code = re.search(r"exited unexpectedly with exit code (\d+)", message)
+    if code:
+        return int(code[1])
+    text = re.search(r"is killed by signal: ([^.]+)\.", message)
+    names = {signal.strsignal(number): number for number in signal.valid_signals()}
+    number = names.get(text[1].strip()) if text else None
+    return None if number is None else -int(number)
 
 
 _HINTS = {

@@ -9,9 +9,11 @@ in between as if from the loop itself.
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import sys
-from collections.abc import Callable
-from types import MethodType
+from collections.abc import Callable, Iterator
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -99,6 +101,51 @@ def install(session: Session) -> Callable[[], None]:
             watch.restore()
 
     return stop
+
+
+@guarded("loader")
+def adopt(session: Session, given: object) -> Callable[[], None] | None:
+    """Watch the iterators of torch's that something that was given takes its batches from: an iterator is no loader.
+
+    ``itertools.cycle(loader)``, ``zip``, ``enumerate`` and the like have asked for theirs already. Its workers run.
+    """
+    found = list(_sources(given))
+    for iterator in found:
+        own = vars(iterator)
+        watch = LoaderWatch(iterator, given=True)
+        watch.learn(SimpleNamespace(**{name: own.get(f"_{name}") for name in _SETTINGS}, **_sampling(own)))
+        watch.add_iterator(iterator)
+        set_class(iterator, iterator_class(session, watch, type(iterator), True))
+        session.loaders.append(watch)
+    return functools.partial(_let_go, session, found) if found else None
+
+
+_SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+
+
+def _sampling(own: dict[str, Any]) -> dict[str, Any]:
+    sampler = own.get("_index_sampler")
+    return {"batch_size": getattr(sampler, "batch_size", None), "batch_sampler": sampler}
+
+
+def _sources(given: object, depth: int = 3) -> Iterator[Any]:
+    kind = type(given)
+    if issubclass(kind, _BaseDataLoaderIter):
+        if original_class(kind) is None and can_subclass(kind):
+            yield given
+    elif depth and kind in _PASSING:
+        for part in gc.get_referents(given):
+            yield from _sources(part, depth - 1)
+
+
+_PASSING = (itertools.cycle, itertools.islice, itertools.chain, zip, map, enumerate, tuple)
+
+
+def _let_go(session: Session, iterators: list[Any]) -> None:
+    for watch in session.loaders:
+        if any(watch.loader() is iterator for iterator in iterators):
+            watch.restore()
+    iterators.clear()
 
 
 @guarded("loader")

@@ -64,6 +64,7 @@ def know_data(session: Session, loader: object) -> None:
 def open_begin(session: Session, watch: LoaderWatch) -> bool:
     """The loop asks for an iterator: an epoch begins. True when that goes on the step clock."""
     watch.begin_epoch()
+    watch.sourced = False
     loading = session.loading
     if not loading.admits(watch):
         return False
@@ -134,8 +135,7 @@ def fetch_end(session: Session, watch: LoaderWatch, batch: object, delivered: bo
     wait = clock.fetch_end(True, elements)
     arrived(session, watch, batch, wait, True, first)
     if first:
-        watch.epochs += 1
-        clock.ledger.epoch_started(wait + watch.opening, watch.epochs > 1)
+        watch.starting = wait + watch.opening
     else:
         watch.note_wait(wait)
     watch.settle()

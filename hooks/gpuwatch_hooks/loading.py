@@ -81,30 +81,58 @@ class LoadingProbe:
         """Whether what this loader does now belongs on the step clock: not from within another's fetch or thread."""
         if self.inside is not None:
             return False
-        if watch.given:
-            return True
-        phase = self.record.words[Word.PHASE]
-        within = phase in (Phase.DATA, Phase.EPOCH_START)  # a fetch between looks: only the phase was noted
-        return not within and self.thread in (None, threading.get_ident())
+        watch.asked_by(threading.get_ident(), self.thread)
+        if watch.elsewhere or watch.given:
+            return not watch.elsewhere
+        # Within a fetch between looks, of which only the phase was noted.
+        return self.record.words[Word.PHASE] not in (Phase.DATA, Phase.EPOCH_START)
+
+    def trained_here(self) -> None:
+        """An optimizer stepped on this thread."""
+        thread = threading.get_ident()
+        if thread != self.thread:
+            self.thread = thread
+            for watch in self.watches:
+                watch.asked_by(watch.thread, thread)
 
     def judge(self, watch: LoaderWatch) -> bool:
         """A loader is asked again: what became of the batches before? True when they are of the same step."""
         clock, asked = self.clock, self.asked
-        if clock.stepped or clock.backwards:
-            for fed in asked:
-                fed.saw(True)
-            asked.clear()
-        elif watch in asked:
-            watch.saw(False)
-            asked.clear()
-        elif asked and clock.evaluated and not clock.trained:
-            for evaluated in asked:
-                if not evaluated.given:
-                    evaluated.saw(False)
-            asked.clear()
+        if not self.conclude():
+            if watch in asked:
+                watch.saw(False)
+                asked.clear()
+            elif asked and clock.evaluated and not clock.trained:
+                for evaluated in asked:
+                    if not evaluated.given:
+                        evaluated.saw(False)
+                asked.clear()
         joins = bool(asked)
         asked.append(watch)
         return joins
+
+    def conclude(self) -> bool:
+        """Whether something was trained since the last batches came: then they were for that."""
+        clock, asked = self.clock, self.asked
+        if not clock.stepped and not clock.backwards:
+            return False
+        for fed in asked:
+            earlier = None if fed.fed else self._replaced_by(fed)
+            if earlier is not None:
+                fed.succeed(earlier)
+                if not earlier.given:
+                    self.watches.remove(earlier)
+            started = fed.saw(True)
+            if started is not None:
+                fed.epochs += 1
+                clock.ledger.epoch_started(started, fed.epochs > 1)
+        asked.clear()
+        return True
+
+    def _replaced_by(self, watch: LoaderWatch) -> LoaderWatch | None:
+        """The training loader of the same data that this one seems to have been built in place of."""
+        others = [other for other in self.watches if other.feeds and other is not watch and other not in self.asked]
+        return next((other for other in reversed(others) if other.same_data(watch)), None)
 
     def withdraw(self, watch: LoaderWatch) -> None:
         """It gave no batch after all."""
@@ -114,8 +142,12 @@ class LoadingProbe:
     @guarded("deaths")
     def note_death(self, error: BaseException) -> None:
         """An error came out of a loader, or ends the process: does it say that a worker died?"""
+        if not deaths.named(error) or self._dead.issuperset(deaths.named(error)):
+            return
         living = [iterator for watch in self.watches for iterator in watch.living()]
-        deaths.note(self.record, living, error, self._dead)
+        workers = {pid: number for watch in self.watches for pid, number in watch.workers.processes().items()}
+        self._dead.update(deaths.note(self.record, workers, living, error))
+        self.record.values[self.record.series(WORKER_DEATHS.name)] = len(self._dead)
 
     # -- what is published -------------------------------------------------------------------------------------------
 

@@ -37,6 +37,11 @@ class FetchParts:
         self._fetcher: Any = None
         self._kinds: dict[type, type] = {}
 
+    def take(self, other: FetchParts) -> None:
+        """Go on with what was measured of a loader that came before."""
+        self.made = deque([*other.made, *self.made], maxlen=KEPT)
+        self.cpu = deque([*other.cpu, *self.cpu], maxlen=KEPT)
+
     def begin(self, iterator: Any, usual: int | None, workers: int | None, group: WorkerGroup | None) -> None:
         """A batch is asked for, during a look. ``usual`` is the batch size, where one is known."""
         self._collating = self._collated = 0

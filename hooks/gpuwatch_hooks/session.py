@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -167,7 +166,7 @@ class Session:
             if pace.steps >= pace.next_look and (self._all_stepped(pace.mask) or pace.steps > pace.next_look + 1):
                 self.open_look()
             return
-        self.loading.thread = threading.get_ident()
+        self.loading.trained_here()
         search(self)
         step_ended(self)
         pace.steps = self.clock.steps
@@ -232,6 +231,7 @@ class Session:
     def snapshot(self) -> Snapshot:
         """What a reader of the record would see now."""
         self.clock.replay(self.pace.notes)
+        self.loading.conclude()
         self.publish()
         return self.record.snapshot()
 
@@ -291,6 +291,7 @@ def measurement_ended(session: Session) -> None:
 def finish_clock(session: Session) -> None:
     """Close the open step."""
     session.clock.replay(session.pace.notes)
+    session.loading.conclude()
     if session.evaluation.open:
         session.evaluation.judge()
     session.clock.finish()

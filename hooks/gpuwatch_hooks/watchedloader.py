@@ -49,11 +49,14 @@ class LoaderWatch:
         self.first = True  # the next batch is the first of an epoch
         self.feeds: bool | None = None  # whether training steps come of its batches; None while that is not known
         self.apart = True  # its next batch is not simply noted between looks
+        self.thread: int | None = None  # that asked it last
+        self.elsewhere = False  # it is iterated on another thread than that which trains
         self.clocked = False  # the fetch that is running is on the step clock
         self.passes = 0  # batches in a row that nothing was trained on
         self.fed = self.fed_before = 0  # batches that were; as many of them when readings were last written
         self.waited = 0.0  # usual wait for one of its batches, in nanoseconds
         self.epochs = 0
+        self.starting: int | None = None  # the wait for an epoch's first batch, while its use is not known
         self.built = 1
         self.sourced = False  # an iterator of torch's was made in this epoch
         self.opening = 0  # nanoseconds spent in __iter__, part of the first wait
@@ -104,16 +107,29 @@ class LoaderWatch:
     def begin_epoch(self) -> None:
         """An iterator is asked for: its first batch is a case apart."""
         self.first = self.apart = True
-        self.sourced = False
         self.opening = 0
+
+    def asked_by(self, thread: int | None, training: int | None) -> None:
+        """It is asked on this thread, while that one trains; None where it is not known."""
+        self.thread = thread
+        self.elsewhere = None not in (thread, training) and thread != training
+        self._place()
+
+    def _place(self) -> None:
+        known = self.feeds or (self.feeds is None and self.given)
+        self.apart = self.first or self.elsewhere or not known
 
     def settle(self) -> None:
         """The next batch is one like any other."""
         self.first = False
-        self.apart = self.feeds is False or (self.feeds is None and not self.given)
+        self._place()
 
-    def saw(self, trained: bool) -> None:
-        """A batch was trained on, or the next one was asked for without that."""
+    def saw(self, trained: bool) -> int | None:
+        """A batch was trained on, or the next one was asked for without that.
+
+        Returns the wait for the first batch of an epoch where this was one that was trained on.
+        """
+        started, self.starting = self.starting, None
         if trained:
             self.fed += 1
             self.passes = 0
@@ -122,7 +138,18 @@ class LoaderWatch:
             self.passes += 1
             if not self.feeds or self.passes >= 3:
                 self.feeds = False
-        self.apart = self.first or not self.feeds
+        self._place()
+        return started if trained else None
+
+    def succeed(self, earlier: LoaderWatch) -> None:
+        """Go on where another loader of the same data ended, which still exists."""
+        self.built = earlier.built + 1
+        self.epochs += earlier.epochs
+        self.waited = earlier.waited
+        self.parts.take(earlier.parts)
+        self.workers.take(earlier.workers)
+        self.iterators = earlier.iterators + self.iterators
+        earlier.iterators = []
 
     def living(self) -> list[Any]:
         """Its iterators that still exist."""

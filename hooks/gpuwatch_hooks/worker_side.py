@@ -109,6 +109,7 @@ def stamps(slot: memoryview, usual: int) -> tuple[Callable[[], None], Callable[[
     count = cpu_begun = begun = collating = 0
     reader = _Reader(words)
     due = monotonic_ns()
+    words[Slot.PID] = os.getpid()
     words[Slot.STARTED] = due
     busy_since, last_end = int(Slot.BUSY_SINCE), int(Slot.LAST_END)
 
@@ -162,7 +163,6 @@ class _Reader:
 def read(reader: _Reader, now: int) -> None:
     """Store the wait for cores, and now and then the memory."""
     words = reader.words
-    words[Slot.PID] = os.getpid()
     try:
         words[Slot.CORE_WAIT] = _core_wait() - reader.waited
         if now < reader.memory_due:

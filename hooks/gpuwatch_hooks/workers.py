@@ -111,11 +111,20 @@ class Workers:
         self._made: deque[Made] = deque(maxlen=KEPT_BATCHES)
         self._ticks: deque[Sums] = deque([Sums()], maxlen=WINDOW)
         self._memory: dict[Slot, int] = {}
+        self._gone: dict[int, int] = {}  # the last workers that ended, by process
 
     def add(self, group: WorkerGroup) -> None:
         """Another iterator starts its workers."""
         self.retire()
         self.groups.append(group)
+
+    def take(self, other: Workers) -> None:
+        """Go on with the workers of a loader that came before."""
+        self.groups = other.groups + self.groups
+        self._earlier += other._earlier
+        self._made = deque([*other._made, *self._made], maxlen=KEPT_BATCHES)
+        self._memory = {**other._memory, **self._memory}
+        other.groups = []
 
     def group_of(self, iterator: object) -> WorkerGroup | None:
         """The workers of this iterator."""
@@ -129,10 +138,16 @@ class Workers:
             group.area.close_descriptor()
         return group
 
+    def processes(self) -> dict[int, int]:
+        """The numbers of the workers of the last iterators, by process."""
+        known = {slot[Slot.PID]: number for group in self.groups for number, slot in enumerate(group.slots)}
+        return {**self._gone, **known}
+
     def retire(self) -> None:
         """Keep the sums of workers that are gone, and let go of their area."""
         for group in [group for group in self.groups if not group.living()]:
             self.groups.remove(group)
+            self._gone = {slot[Slot.PID]: number for number, slot in enumerate(group.slots)}
             self._earlier += group.sums(0)
             self._made.extend(group.recent())
             self._note_memory(group)

@@ -16,7 +16,22 @@ from gpuwatch_hooks.worker_area import WorkerArea
 from gpuwatch_hooks.worker_side import WorkerInit
 from gpuwatch_hooks.workers import WorkerGroup
 
-_INIT, _PIN = "_worker_init_fn", "_pin_memory"
+_INIT, _PIN, _SAMPLER = "_worker_init_fn", "_pin_memory", "_sampler_iter"
+
+
+class _Again:
+    """Stands for an attribute that an iterator sets as an epoch begins, also one that it is used again for.
+
+    It has no ``__get__``: reads go past it, to what is stored.
+    """
+
+    def __init__(self, watch: LoaderWatch) -> None:
+        self.watch = watch
+
+    def __set__(self, iterator: Any, value: object) -> None:
+        iterator.__dict__[_SAMPLER] = value
+        if not self.watch.given:
+            self.watch.begin_epoch()
 
 
 def own_starts(watch: LoaderWatch) -> dict[str, object]:
@@ -32,7 +47,7 @@ def own_starts(watch: LoaderWatch) -> dict[str, object]:
     def keep_init(self: Any, value: object) -> None:
         self.__dict__[_INIT] = value
 
-    methods: dict[str, object] = {_INIT: property(init, keep_init)}
+    methods: dict[str, object] = {_INIT: property(init, keep_init), _SAMPLER: _Again(watch)}
     if watch.pinning and not watch.number:
         methods[_PIN] = _pinning(watch)
     return methods
