@@ -46,6 +46,9 @@ WORK_SECONDS = 0.002
 """CPU time of a scrape after which no more gauges of recent steps are worked out: those left keep what they had, and
 come first next time. Eight ranks that all made new steps take about 8 ms."""
 
+WORK_SHARE = 0.25
+"""Of the ranks, how many are worked out whatever that takes: none is older than four scrapes."""
+
 REFUSED_SECONDS = 10.0
 """A file that is no record is not looked at again for so long, unless it is written anew."""
 
@@ -118,7 +121,7 @@ class Exporter:
         """The headers of all records; whatever went is forgotten."""
         followed, looks, ended, refused = {}, {}, {}, {}
         heads = []
-        spent = 0.0
+        spent, left = 0.0, math.ceil(WORK_SHARE * len(self._followed))
         for entry in sorted(entries, key=self._worked_out_at):
             path = entry.path
             if path in self._ended:
@@ -132,13 +135,13 @@ class Exporter:
             known = self._followed.get(path) or Follower(path, self._lines)
             started = time.thread_time()
             try:
-                look = known.look(spent < WORK_SECONDS)
+                look = known.look(spent < WORK_SECONDS or left > 0 or known.worked_out_at == -math.inf)
             except FileNotFoundError:
                 continue  # removed between the listing and the look
             except (OSError, RecordError) as error:
                 refused[path] = entry.identity, now + REFUSED_SECONDS, _reason(path.name, error)
                 continue
-            spent += time.thread_time() - started
+            spent, left = spent + time.thread_time() - started, left - 1
             head = look.head
             heads.append(head)
             if head.up:
