@@ -22,10 +22,10 @@ import gpuwatch
 from bench.loads import LOADS, Load, Training, step_milliseconds
 from bench.quiet import quietest
 from gpuwatch.catalog import LOADER_BEST_PREFETCH, LOADER_BEST_WORKERS
+from gpuwatch.delivery import Setting
 from gpuwatch.expr import History
 from gpuwatch.history import history_of
 from gpuwatch.reader import read_all
-from gpuwatch.sizing import Setting
 
 CORES = 2
 MOST_WORKERS = 8

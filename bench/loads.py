@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate
 
-from gpuwatch.sizing import Setting
+from gpuwatch.delivery import Setting
 
 ITEMS = 8
 """Items of a batch."""

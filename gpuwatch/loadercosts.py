@@ -33,9 +33,10 @@ from gpuwatch.catalog import (
     WORKER_CPU,
     WORKER_CPU_WAIT,
 )
+from gpuwatch.delivery import Costs, Setting
 from gpuwatch.expr import series_key
 from gpuwatch.loaderroom import room_left, sane
-from gpuwatch.sizing import Advice, Costs, Setting, advice_for, recommend
+from gpuwatch.sizing import Advice, advice_for, recommend
 from gpuwatch.spread import cut, spread
 from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps
 

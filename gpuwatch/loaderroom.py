@@ -14,7 +14,8 @@ from gpuwatch.catalog import (
     SHARED_MEMORY_USED,
     WORKER_UNIQUE,
 )
-from gpuwatch.sizing import Room, Setting
+from gpuwatch.delivery import Setting
+from gpuwatch.sizing import Room
 
 WORKERS_SHARE = 0.6
 """Of the memory that is free, what workers may take: they grow while they warm up."""

@@ -1,20 +1,16 @@
-"""How many loader workers a run needs, and how far ahead they should load: a model of torch's loader, and its best.
+"""How many loader workers a run needs, and how far ahead they should load: the smallest setting close to the best.
 
-Everything is for one batch and in seconds. Without workers a step is training and making a batch, one after the other.
-With workers it is the slowest of three: training, the workers (a replay of torch's delivery: batches come in order,
-worker after worker, and only so many are under way), and the cores, which all of them share.
-
-Making a batch is taken to cost each worker the same, however many there are: true while storage keeps up.
+Everything is for one batch and in seconds; how long a step takes is :mod:`gpuwatch.delivery`'s to tell.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+
+from gpuwatch.delivery import Costs, Setting, cpu_seconds, quickest, step_seconds
 
 WORKERS_PER_CORE = 4
 """Workers tried: those that wait for storage share a core, but not without limit."""
@@ -30,34 +26,6 @@ MARGIN = 1.1
 
 WORTH_CHANGING = 1.03
 """A setting in use is kept unless another is faster by this factor."""
-
-REPLAYED_BATCHES = 241
-"""Batches whose delivery is replayed. A prime: no number of workers deals the same costs to the same worker."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a DataLoader is given: ``num_workers`` and ``prefetch_factor``."""
-
-    workers: int
-    prefetch: int
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a batch costs this run, in seconds, waits for a core left out.
-
-    ``training`` is a step without its wait for data and ``training_cpu`` the CPU time the training process uses for it.
-    ``making`` are sorted times to make a batch (equally likely), ``making_cpu`` the mean CPU part of them. A worker
-    spends ``sending`` more on each batch, and the training thread ``receiving``.
-    """
-
-    training: float
-    training_cpu: float
-    making: tuple[float, ...]
-    making_cpu: float
-    sending: float
-    receiving: float
 
 
 @dataclass(frozen=True)
@@ -157,66 +125,6 @@ def worker_counts(most: int) -> Iterator[int]:
         workers += max(1, workers // 8)
     if most > 0:
         yield most
-
-
-def step_seconds(costs: Costs, cores: float, setting: Setting) -> float:
-    """How long a step takes with this setting."""
-    least = quickest(costs, cores, setting)
-    if setting.workers == 0:
-        return least
-    return max(least, delivery_seconds(costs, setting))
-
-
-def quickest(costs: Costs, cores: float, setting: Setting) -> float:
-    """No step can be faster: the sum of what is done one after the other, what each worker does, what cores allow."""
-    making = statistics.fmean(costs.making)
-    if setting.workers == 0:
-        return max(costs.training + making, (costs.training_cpu + costs.making_cpu) / cores)
-    return max(
-        costs.training + costs.receiving,
-        (making + costs.sending) / setting.workers,
-        cpu_seconds(costs) / cores,
-    )
-
-
-def cpu_seconds(costs: Costs) -> float:
-    """CPU time of a step that is fed by workers, on all cores together."""
-    return costs.training_cpu + costs.making_cpu + costs.sending + costs.receiving
-
-
-def delivery_seconds(costs: Costs, setting: Setting) -> float:
-    """Mean step when only the delivery of batches matters: torch's loader, replayed.
-
-    As in ``torch.utils.data.dataloader._MultiProcessingDataLoaderIter``: ``workers * prefetch`` tasks are handed out in
-    turn; each batch that training takes hands out one more; batches are taken in order, so a slow one holds up those
-    behind it until the others have nothing left to do.
-    """
-    makings = shuffled(costs.making)
-    under_way = setting.workers * setting.prefetch
-    lead = 2 * under_way
-    free = [0.0] * setting.workers
-    taken = [0.0] * (lead + REPLAYED_BATCHES)
-    now = 0.0
-    begun = 0.0
-    for task in range(lead + REPLAYED_BATCHES):
-        if task == lead:
-            begun = now
-        handed_out = taken[task - under_way] if task >= under_way else 0.0
-        worker = task % setting.workers
-        free[worker] = max(handed_out, free[worker]) + makings[task % REPLAYED_BATCHES] + costs.sending
-        now = max(now, free[worker]) + costs.receiving
-        taken[task] = now
-        now += costs.training
-    return (now - begun) / REPLAYED_BATCHES
-
-
-@functools.lru_cache(maxsize=16)
-def shuffled(making: Sequence[float]) -> tuple[float, ...]:
-    """As many times as are replayed, spread evenly over the sorted ones, in an order by chance (always the same)."""
-    count = len(making)
-    drawn = [making[int((index + 0.5) * count / REPLAYED_BATCHES)] for index in range(REPLAYED_BATCHES)]
-    random.Random(REPLAYED_BATCHES).shuffle(drawn)
-    return tuple(drawn)
 
 
 def needed_cores(costs: Costs) -> float:

@@ -10,7 +10,7 @@ import torch
 from bench.data import recommended, watched
 from bench.loads import Load, Work, step_milliseconds
 from gpuwatch.catalog import LOADER_BEST_WAIT
-from gpuwatch.sizing import Setting
+from gpuwatch.delivery import Setting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

@@ -37,13 +37,14 @@ from gpuwatch.catalog import (
     WORKER_CPU_WAIT,
     WORKER_UNIQUE,
 )
+from gpuwatch.delivery import Costs
 from gpuwatch.expr import series_key
 from gpuwatch.history import history_of
 from gpuwatch.loadercosts import RECEIVING_SECONDS, batch_costs, gauges, mean_step, present_setting
 from gpuwatch.loaderroom import room_left
 from gpuwatch.rankseries import rank_series
 from gpuwatch.reader import read
-from gpuwatch.sizing import Costs, Room
+from gpuwatch.sizing import Room
 from gpuwatch.window import Steps
 from tests.recorded import write_run
 

@@ -6,16 +6,14 @@ import itertools
 
 import pytest
 
+from gpuwatch.delivery import Costs, Setting, step_seconds
 from gpuwatch.sizing import (
     GOOD_ENOUGH,
     WORKERS_PER_CORE,
     Advice,
-    Costs,
     Room,
-    Setting,
     recommend,
     settings,
-    step_seconds,
     worker_counts,
 )
 
