@@ -35,7 +35,7 @@ class Batches:
     def look(self, batch: object, on_accelerator: bool) -> None:
         """A batch came."""
         self._seen += 1
-        if self._seen % SAMPLE_EVERY != 1:
+        if self._seen % SAMPLE_EVERY != 1 or overheard():
             return
         tensors = list(_tensors(batch))
         if not tensors:
@@ -56,6 +56,11 @@ class Batches:
             yield BATCH_PINNED.name, float(self._pinned)
         if self._padding:
             yield PADDING.name, statistics.median(self._padding)
+
+
+def overheard() -> bool:
+    """Whether a mode of the user's would see what is asked of a tensor here."""
+    return torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _size(tensor: torch.Tensor) -> int:
