@@ -108,11 +108,11 @@ def test_a_batch_without_a_usual_mask_tells_nothing(batch: object) -> None:
     assert padding(batch) is None
 
 
-class Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class Functions(TorchFunctionMode):
     """Notes every function of torch that is called."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[str] = []
 
     def __torch_function__(self, function: Any, kinds: Any, arguments: Any = (), options: Any = None) -> Any:
@@ -120,11 +120,11 @@ class Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
         return function(*arguments, **(options or {}))
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operator that runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, function: Any, kinds: Any, arguments: Any = (), options: Any = None) -> Any:

@@ -185,4 +185,5 @@ def born(session: Session, iterator: Any, loader: Any) -> None:
         watch = around
         watch.learn(loader)  # where the loader that was given wraps this one
     watch.add_iterator(iterator)
+    session.copies.survey(loader)
     set_class(iterator, iterator_class(session, watch, kind, around is None))

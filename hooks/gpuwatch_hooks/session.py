@@ -23,6 +23,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import guard, oom
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.contention import CoreWait
+from gpuwatch_hooks.copy_on_write import CopyProbe
 from gpuwatch_hooks.cycles import CycleProbe
 from gpuwatch_hooks.device import DeviceProbe
 from gpuwatch_hooks.distributed import DistributedProbe
@@ -31,6 +32,7 @@ from gpuwatch_hooks.gradients import GradientProbe
 from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.handles import HandleProbe
+from gpuwatch_hooks.identity import local_ranks
 from gpuwatch_hooks.leaks import LeakProbe, Surroundings
 from gpuwatch_hooks.loading import LoadingProbe
 from gpuwatch_hooks.memory import HostMemory
@@ -42,7 +44,9 @@ from gpuwatch_hooks.precision import PrecisionProbe
 from gpuwatch_hooks.resources import ResourceProbe
 from gpuwatch_hooks.retention import RetentionProbe
 from gpuwatch_hooks.switches import SwitchProbe
+from gpuwatch_hooks.threads import ThreadProbe
 from gpuwatch_hooks.watchedloader import LoaderWatch
+from gpuwatch_hooks.workertable import WorkerTable
 
 
 class Publishes(Protocol):
@@ -81,6 +85,7 @@ class Session:
         self.memory = HostMemory(self.record)
         self.core_wait = CoreWait(self.record)
         self.resources = ResourceProbe(self.record)
+        self.threads = ThreadProbe(self.record, local_ranks())
         self.device = DeviceProbe(self.record, self.clock)
         self.distributed = DistributedProbe(self.record, self.models)
         self.growth = GrowthProbe(self.record, self.clock)
@@ -89,6 +94,8 @@ class Session:
         self.ownership = OwnershipProbe(self.record, self.clock, self.models)
         self.modules = ModuleProbe(self.record, self.clock, self.models, self.ownership.living)
         self.loaders: list[LoaderWatch] = []
+        self.worker_table = WorkerTable(self.record)
+        self.copies = CopyProbe(self.record, self.clock)
         self.loading = LoadingProbe(self.record, self.clock, self.loaders)
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
@@ -185,7 +192,8 @@ class Session:
 
     def _suspicious(self) -> bool:
         """Whether a probe saw what may be a fault: then steps are looked at in a row until it is sure, or was wrong."""
-        return self.switches.suspicious() or self.gradients.suspicious() or self.evaluation.suspicious()
+        probes = (self.switches, self.gradients, self.evaluation, self.threads)
+        return any(probe.suspicious() for probe in probes)
 
     def _after_step(self, now: int) -> None:
         if self.device.active:
@@ -215,6 +223,7 @@ class Session:
             self.memory,
             self.core_wait,
             self.resources,
+            self.threads,
             self.device,
             self.distributed,
             self.growth,
@@ -224,6 +233,9 @@ class Session:
         )
         for part in parts:
             part.publish()
+        self.copies.publish(self.loaders)
+        if self.loading.main is not None:
+            self.worker_table.publish(self.loading.main.workers)
 
     def _fault(self, probe: str, count: int) -> None:
         self.record.values[self.record.series(GUARD_FAULTS.name, probe=probe)] = count
@@ -275,6 +287,7 @@ def step_ended(session: Session) -> None:
     """A step ended during a look: what is counted at the same point of each."""
     session.handles.step_end()
     session.ownership.step_end()
+    session.threads.step_end()
     session.device.step_end(session.varying())
     session.distributed.step_end()
     if session.modules.current is not None or session.modules.done:

@@ -120,6 +120,7 @@ class ThreadProbe:
         now = monotonic_ns()
         return any(thread.unsure(now) for thread in self.known.values())
 
+    @guarded("threads")
     def step_end(self) -> None:
         """A step ended during a look. Called on the thread that trains."""
         now = monotonic_ns()
