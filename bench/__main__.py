@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from bench.footprint import growth_line, import_line, memory_line
+from bench.leak import leak_line
 from bench.overhead import overhead_lines
 from bench.replay import replay_line
 
@@ -20,6 +21,7 @@ def main() -> None:
         print(line, flush=True)
     print(import_line(), flush=True)
     print(memory_line(), flush=True)
+    print(leak_line(max(1, chosen.rounds // 3)), flush=True)
     print(growth_line(chosen.steps), flush=True)
     print(replay_line(chosen.events), flush=True)
 
