@@ -124,21 +124,18 @@ class DistributedProbe:
     @guarded("distributed")
     def publish(self) -> None:
         """Write what is known."""
-        if not self._find():
-            return  # what was written stays
+        self._find()
         if len(self._syncs) >= FEWEST_STEPS:
             self._write(GRADIENT_SYNCS.name, statistics.fmean(self._syncs))
         self._count_devices()
-        wrapper = self.wrappers.distributed()
-        if wrapper is not None:
-            self._sample()
-            self._write_samples()
+        self._sample()
+        self._write_samples()
         if not self.alone:
             self._publish_own()
             self._count_collectives()
 
-    def _find(self) -> bool:
-        """Look for wrappers where that is due; whether there is a model at all."""
+    def _find(self) -> None:
+        """Look for wrappers where that is due; those of models that are gone stay known for what was measured."""
         living = [model for known in self.models if (model := known()) is not None]
         if living and (self._finds < FINDS or len(living) != self._found_in):
             self._finds += 1
@@ -147,7 +144,6 @@ class DistributedProbe:
             for place, devices in self.wrappers.replicated.items():
                 seen = f"on devices {', '.join(map(str, devices))}" if devices else "on the CPU"
                 self.record.observe("dist-dataparallel", place, seen, max(1, len(devices)))
-        return bool(living)
 
     def _sample(self) -> None:
         """Take in what DistributedDataParallel timed last, if that is new."""
@@ -181,8 +177,7 @@ class DistributedProbe:
 
     def _publish_own(self) -> None:
         known: dict[str, float | None] = {}
-        wrapper = self.wrappers.distributed()
-        if wrapper is not None:
+        if self.wrappers.wrapped():
             known["backward"] = self._median("backward")
             forward = self.own.median("forward")
             if self.record.identity.get("device") != "cpu":

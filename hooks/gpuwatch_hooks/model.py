@@ -112,7 +112,9 @@ def look(session: Session) -> Callable[[], None]:
     handles: list[RemovableHandle] = []
     for watched in session.living():
         for part in callable_parts(watched):
-            handles.append(part.register_forward_pre_hook(ForwardBegin(session)))
+            # `fully_shard` gathers parameters, and waits for other ranks, in a hook of its own: part of the forward.
+            first = hasattr(type(part), "_get_fsdp_state")
+            handles.append(part.register_forward_pre_hook(ForwardBegin(session), prepend=first))
             handles.append(part.register_forward_hook(ForwardEnd(session)))
 
     def remove() -> None:

@@ -45,6 +45,10 @@ class Wrappers:
         """The one DistributedDataParallel, None where there are several: whose gradients a backward reduces is open."""
         return self._distributed[0]() if len(self._distributed) == 1 else None
 
+    def wrapped(self) -> bool:
+        """Whether there was one when the models were looked through."""
+        return bool(self._distributed)
+
     def reduces(self) -> bool | None:
         """Whether the backward of a forward that begins now reduces gradients across ranks; None if that is unknown."""
         wrapper = self.distributed()
