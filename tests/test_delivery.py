@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 
@@ -34,16 +35,21 @@ def imagined(kind: str, seed: int) -> tuple[Imagined, float]:
     return Imagined((step - on_core, on_core), pairs, SENDING, RECEIVING), draw.choice((2.0, 2.0, 4.0))
 
 
+def usual_step(load: Imagined, cores: float, setting: Setting) -> float:
+    """Mean step over several orders of the batches: where few are slow, their order matters."""
+    return statistics.fmean(played_step(load, cores, setting, seed) for seed in range(3))
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_recommended_is_close_to_the_best_of_the_sweep(kind: str, seed: int) -> None:
     load, cores = imagined(kind, seed)
     present = Setting((0, 1, 2)[seed % 3], 2)
     advice = recommend(load.costs(), Room(cores, 1000, 1000), present)
-    applied = played_step(load, cores, advice.setting)
-    best = min(played_step(load, cores, Setting(workers, 2)) for workers in (0, 1, 2, 3, 4, 6, 8))
+    applied = usual_step(load, cores, advice.setting)
+    best = min(usual_step(load, cores, Setting(workers, 2)) for workers in (0, 1, 2, 3, 4, 6, 8))
     assert applied < 1.15 * best
-    assert advice.wait_ratio == pytest.approx(1 - sum(load.step) / applied, abs=0.12), "the stall that remains"
+    assert advice.wait_ratio == pytest.approx(1 - sum(load.step) / applied, abs=0.15), "the stall that remains"
 
 
 @pytest.mark.parametrize("kind", KINDS)
