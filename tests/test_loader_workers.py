@@ -106,10 +106,10 @@ def part(snapshot: Snapshot, name: str) -> float:
 def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
     loader = DataLoader(Sleeping(), 4, num_workers=workers, collate_fn=slow_collate)
     snapshot = trained(loader, given=given)
-    assert part(snapshot, "items") == pytest.approx(4 * SLEEP, rel=0.6)
-    assert part(snapshot, "collate") == pytest.approx(2 * SLEEP, rel=0.6)
-    assert part(snapshot, "items") > 1.3 * part(snapshot, "collate")
-    assert snapshot.values[LOADER_ITEM_SECONDS.name] == pytest.approx(1.5 * SLEEP, rel=0.6)
+    # Sleeps take longer on a busy machine, each of the four of them.
+    assert 4 * SLEEP <= part(snapshot, "items") < 20 * SLEEP
+    assert 2 * SLEEP <= part(snapshot, "collate") < part(snapshot, "items")
+    assert 1.5 * SLEEP <= snapshot.values[LOADER_ITEM_SECONDS.name] < 7 * SLEEP
     assert snapshot.values[LOADER_BATCH.name] == 4
     quantile = {
         rank: snapshot.values[series_key(LOADER_BATCH_SECONDS.name, {"quantile": rank})] for rank in ("0.1", "0.9")
@@ -119,7 +119,7 @@ def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
 
 @pytest.mark.parametrize("make", [lambda: DataLoader(Late(), 4, num_workers=1), lambda: DataLoader(Late(), 4)])
 def test_the_items_of_a_stream_are_timed(make: Callable[[], Any]) -> None:
-    assert part(trained(make()), "items") == pytest.approx(4 * SLEEP, rel=0.6)
+    assert 4 * SLEEP <= part(trained(make()), "items") < 20 * SLEEP
 
 
 def test_items_are_counted_where_no_batch_size_tells() -> None:
@@ -127,13 +127,15 @@ def test_items_are_counted_where_no_batch_size_tells() -> None:
     for workers in (0, 1):
         values = trained(DataLoader(Sleeping(), batch_sampler=sampler, num_workers=workers)).values
         assert values[LOADER_BATCH.name] == 5
-        assert values[LOADER_ITEM_SECONDS.name] == pytest.approx(SLEEP, rel=0.6)
+        assert SLEEP <= values[LOADER_ITEM_SECONDS.name] < 5 * SLEEP
 
 
 def test_workers_that_sleep_are_blocked_and_workers_that_compute_are_not() -> None:
     sleeping = trained(DataLoader(Sleeping(), 4, num_workers=2)).values
     computing = trained(DataLoader(Busy(), 4, num_workers=2)).values
-    assert sleeping[WORKER_BUSY.name] > 0.7 and sleeping[WORKER_BLOCKED.name] > 0.5
+    assert sleeping[WORKER_BUSY.name] > 0.6
+    assert sleeping[WORKER_BLOCKED.name] + sleeping.get(WORKER_CPU_WAIT.name, 0.0) > 0.5
+    assert sleeping[WORKER_BLOCKED.name] > computing[WORKER_BLOCKED.name] + 0.1
     assert sleeping[WORKER_CPU.name] < 0.4
     # What a busy machine takes from it is a wait for a core.
     assert computing[WORKER_CPU.name] + computing.get(WORKER_CPU_WAIT.name, 0.0) > 0.6

@@ -17,11 +17,12 @@ Stamp = Callable[[int], object]
 """Called at a moment of a batch, with the number of its items; 0 where that was not asked for."""
 
 
-def timed_fetcher(kind: type, begin: Callable[[], object], collate: Stamp, counted: bool, dataset: object) -> type:
+def timed_fetcher(kind: type, begin: Callable[[], object], collate: Stamp, counted: bool, dataset: object = None) -> type:
     """A fetcher class that calls ``begin`` before the items and ``collate`` after them.
 
     ``counted`` tells whether the items have to be counted: where no batch size says how many there are. A fetcher made
     of this class for another data set than ``dataset`` (a loader within the data set) becomes an ordinary one at once.
+    Where only fetchers that exist get this class, it need not be given: the class would keep the data set alive.
     """
 
     def begun(self: Any) -> object:

@@ -61,8 +61,7 @@ class FetchParts:
         if timed is None:
             if not can_subclass(kind) or original_class(kind) is not None:
                 return
-            dataset = getattr(fetcher, "dataset", None)
-            timed = self._kinds[kind] = timed_fetcher(kind, self._items_begin, self._collate_begin, counted, dataset)
+            timed = self._kinds[kind] = timed_fetcher(kind, self._items_begin, self._collate_begin, counted)
         set_class(fetcher, timed)
         self._fetcher = fetcher, kind
 
