@@ -61,6 +61,9 @@ for step, (batch,) in zip(range(@STEPS@), loader):
     model(batch).sum().backward()
     optimizer.step()
     here("end")
+state = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
+local = [getattr(each, "_local_tensor", each) for each in state]
+print("rank", RANK, hash(tuple(number for each in local for number in each.detach().flatten().tolist())))
 dist.barrier()
 dist.destroy_process_group()
 """

@@ -1,168 +1,116 @@
-"""``gpuwatch run``: the program is what python would have made of it. None of these programs has torch."""
+"""Who a process is among others: by its launcher, its scheduler, or the process group that is there."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from gpuwatch.cli import main
-from gpuwatch.launch import command_of, interpreter_options
+import gpuwatch
+from gpuwatch.catalog import USED_GPUS, VISIBLE_GPUS
+from gpuwatch.reader import read_all
+from gpuwatch_hooks.identity import identity
+from gpuwatch_hooks.launch import Ranks, job_id, ranks_of, run_name
+from gpuwatch_hooks.wrappers import Wrappers
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def python(place: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Python with these arguments, in a directory of its own."""
-    path = os.pathsep.join(part for part in (environment.pop("PYTHONPATH", ""), f"{ROOT}:{ROOT / 'hooks'}") if part)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def same(place: Path, *arguments: str, options: tuple[str, ...] = (), **environment: str) -> str:
-    """Run it by python and by ``gpuwatch run``: nothing may differ. Returns what it printed."""
-    plain = python(place, *options, *arguments, **environment)
-    watched = python(place, *options, "-m", "gpuwatch", "run", *arguments, **environment)
-    assert (watched.returncode, watched.stdout, watched.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    return plain.stdout + plain.stderr
-
-
-def test_a_script_sees_the_arguments_and_the_names_that_python_gives_it(tmp_path: Path) -> None:
-    (tmp_path / "beside.py").write_text("")
-    (tmp_path / "script.py").write_text(
-        "import sys, beside\n"
-        "print(sys.argv, __name__, __file__, __spec__, sys.path[0], sys.modules['__main__'].__dict__ is globals())\n"
-        "print([place for place in sys.path if 'startup' in place], {'torch', 'gpuwatch'} & set(sys.modules))\n"
-        "sys.exit(3)\n"
-    )
-    said = same(tmp_path, "script.py", "--steps", "3", "--", "-m", "--version")
-    assert said.startswith("['script.py', '--steps', '3', '--', '-m', '--version'] __main__")
-    assert said.endswith("[] set()\n")
-
-
-def test_a_module_runs_as_with_minus_m(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__main__.py").write_text("import sys; print(sys.argv[1:], __spec__.name)")
-    assert same(tmp_path, "-m", "package", "-x") == "['-x'] package.__main__\n"
-
-
-def test_a_traceback_is_the_programs_own(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("def fall():\n    raise ValueError('here')\nfall()\n")
-    assert same(tmp_path, "script.py").endswith("ValueError: here\n")
-
-
-def test_options_of_the_interpreter_are_passed_on(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import sys, warnings\nprint(sys.flags.optimize, sys.stdout.write_through)\nwarnings.warn('seen')\n"
-    )
-    said = same(tmp_path, "script.py", options=("-u", "-O", "-W", "error"))
-    assert said.startswith("1 True\n") and said.endswith("UserWarning: seen\n")
-
-
-def test_a_signal_ends_it_as_it_ends_python(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
-    assert python(tmp_path, "-m", "gpuwatch", "run", "script.py").returncode == -signal.SIGTERM
-
-
-def test_a_launcher_is_started_by_its_name_and_its_children_are_prepared(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    launcher = tmp_path / "bin" / "launcher"
-    launcher.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -c 'import sys; print(len(sys.meta_path), sys.argv)' \"$@\"\n"
-    )
-    launcher.chmod(0o755)
-    path = f"{launcher.parent}:{os.environ['PATH']}"
-    plain = python(tmp_path, "-c", "import sys; print(len(sys.meta_path))")
-    done = python(tmp_path, "-m", "gpuwatch", "run", "launcher", "--two", PATH=path)
-    assert done.stdout == f"{int(plain.stdout) + 1} ['-c', '--two']\n"
-    assert command_of(["sh", "train.sh"])[1:] == ["train.sh"]
-
-
-def test_the_programs_own_sitecustomize_is_loaded_too(tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; sys.customized = __file__")
-    (tmp_path / "script.py").write_text("import sys, sitecustomize; print(sys.customized, sitecustomize.__file__)")
-    assert same(tmp_path, "script.py", PYTHONPATH=str(tmp_path / "site")).count("site/sitecustomize.py") == 2
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "n1",
+            "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}  # fmt: skip
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NNODES": "2", "SLURM_JOB_ID": "77"}
+POD = "7a1b2c3d-0000-4444-8888-0123456789ab"
 
 
 @pytest.mark.parametrize(
-    "torch",
+    ("environment", "expected"),
     [
-        pytest.param("raise RuntimeError('no driver')", id="that fails"),
-        pytest.param("import torch.missing", id="that lacks a part"),
-        pytest.param("__version__ = '0'", id="that is another's"),
+        (TORCHRUN, Ranks(5, 8, 1, 4)),
+        (SLURM, Ranks(3, 4, 1, 2)),
+        ({}, Ranks(0, 1, 0, 1)),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "1"}, Ranks(0, 1, 0, 1)),
+        ({"RANK": "nonsense", "WORLD_SIZE": "-2"}, Ranks(0, 1, 0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Ranks(1, 2, 1, 2)),
     ],
 )
-def test_a_torch_that_does_not_work_fails_as_it_did(tmp_path: Path, torch: str) -> None:
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(torch)
-    (tmp_path / "script.py").write_text("import torch\nprint(type(torch.__spec__), torch.__spec__.origin)\n")
-    plain = python(tmp_path, "script.py")
-    watched = python(tmp_path, "-m", "gpuwatch", "run", "script.py")
-    told = [line for line in watched.stderr.splitlines(True) if not line.startswith("gpuwatch: not watched: ")]
-    assert (watched.returncode, watched.stdout, "".join(told)) == (plain.returncode, plain.stdout, plain.stderr)
-    assert (len(told) == len(watched.stderr.splitlines())) is bool(plain.returncode)
+def test_the_launcher_says_which_rank_it_is(environment: dict[str, str], expected: Ranks) -> None:
+    assert ranks_of(environment) == expected
 
 
-def test_looking_for_torch_does_not_load_it(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        "import importlib.util, sys\n"
-        "for _ in range(2): importlib.util.find_spec('torch')\n"
-        "print('torch' in sys.modules)\n"
-    )
-    assert same(tmp_path, "script.py") == "False\n"
-
-
-def test_where_gpuwatch_is_switched_off_nothing_is_added(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import os, sys; print(os.environ['PYTHONPATH'], len(sys.meta_path))")
-    same(tmp_path, "script.py", GPUWATCH_DISABLE="1")
-
-
-def test_python_without_pythonpath_runs_the_program_and_says_that_it_is_not_watched(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('done')")
-    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'hooks')!r}]; sys.argv[1:] = ['run', 'script.py']; "
-    done = python(
-        tmp_path, "-I", "-c", code + "sys.orig_argv = [sys.executable, '-I']; import gpuwatch.__main__ as m; m.main()"
-    )
-    assert done.stdout == "done\n" and "so the run is not watched" in done.stderr
+def test_without_a_launcher_the_process_group_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    assert ranks_of({}) == Ranks(2, 4, 2, 4)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("environment", "name"),
     [
-        ([], "expected SCRIPT or -m MODULE"),
-        (["--"], "expected SCRIPT or -m MODULE"),
-        (["-m"], "-m expects the name of a module"),
-        (["-c", "1"], "expected SCRIPT or -m MODULE, got '-c'"),
-        (["nonesuch.py"], "no file 'nonesuch.py', and no command of this name"),
+        ({**TORCHRUN, "GPUWATCH_JOB_ID": "mine"}, "train-mine"),
+        (SLURM, "train-77"),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "abc"}, "train-abc"),
+        (TORCHRUN, "train-n1-29500"),
     ],
 )
-def test_what_cannot_be_run_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main(["run", *arguments]) == 2
-    told = capsys.readouterr()
-    assert said in told.err and told.err.count("\n") == 1 and told.out == ""
+def test_ranks_on_all_nodes_come_to_the_same_name(environment: dict[str, str], name: str) -> None:
+    assert run_name("train", ranks_of(environment), environment) == name
 
 
-def test_help_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
-    assert "gpuwatch run -m MODULE" in capsys.readouterr().out
+def test_ranks_of_one_parent_come_to_the_same_name_and_processes_alone_do_not() -> None:
+    names = {run_name("train", Ranks(rank, 2, rank, 2), {}) for rank in (0, 1)}
+    assert len(names) == 1 and names.pop().endswith(f"-{os.getppid()}")
+    assert run_name("train", Ranks(0, 1, 0, 1), {}).endswith(f"-{os.getpid()}")
 
 
-def test_options_are_those_before_the_module_or_the_script() -> None:
-    assert interpreter_options(["python", "-u", "-X", "dev", "-m", "gpuwatch", "run", "-x"]) == ["-u", "-X", "dev"]
-    assert interpreter_options(["python", "-Werror", "/bin/gpuwatch", "run", "-x"]) == ["-Werror"]
-    assert interpreter_options(["python", "-u", "-c", "main()", "run"]) == ["-u"]
-    assert interpreter_options(["/bin/gpuwatch"]) == []
+def test_a_job_is_called_as_its_scheduler_calls_it(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 2 8:1 /var/lib/kubelet/pods/{POD}/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw\n")
+    assert job_id({"GPUWATCH_JOB_ID": "mine", **SLURM}, mounts) == "mine"
+    assert job_id(SLURM, mounts) == "77"
+    assert job_id(TORCHRUN, mounts) == POD
+    assert job_id({**TORCHRUN, "TORCHELASTIC_RUN_ID": "abc"}, tmp_path / "none") == "abc"
+    assert job_id(TORCHRUN, tmp_path / "none") is None
+
+
+def test_an_experiment_is_named_by_the_environment_or_the_script() -> None:
+    assert identity("r", "cpu", {"GPUWATCH_EXPERIMENT": "resnet"})["experiment"] == "resnet"
+    assert identity("r", "cpu", {})["experiment"]
+    assert identity("r", "cpu", TORCHRUN)["local_world_size"] == 4
+
+
+# -- wrappers ----------------------------------------------------------------------------------------------------------
+
+
+def test_data_parallel_is_found_wherever_it_is(records: Path) -> None:
+    found = Wrappers()
+    found.find([nn.DataParallel(nn.Linear(2, 2)), nn.ModuleDict({"trunk": nn.DataParallel(nn.Linear(2, 2))})])
+    assert found.replicated == {"DataParallel": [], "trunk": []}
+    assert found.distributed() is None and found.reduces() is None
+    found.find([nn.Linear(2, 2)])
+    assert found.replicated == {}
+
+
+def test_a_model_without_wrappers_says_nothing_of_other_ranks(records: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with gpuwatch.attach(model):
+        for _ in range(30):
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+    (record,), _ = read_all(records)
+    told = [key for key in record.values if any(word in key for word in ("ddp", "syncs", "own_", "collectives"))]
+    assert told == []
+
+
+def test_accelerators_that_are_left_alone_are_counted(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 1 << 20 if index == 2 else 0)
+    from gpuwatch.record import RecordWriter
+    from gpuwatch_hooks.distributed import DistributedProbe
+
+    writer = RecordWriter(records, {"run": "r", "rank": 0})
+    DistributedProbe(writer, []).publish()
+    values = writer.snapshot().values
+    assert (values[VISIBLE_GPUS.name], values[USED_GPUS.name]) == (4, 1)

@@ -19,6 +19,11 @@ from gpuwatch.report.document import document
 from tests.programs import ROOT, Ended, Programs
 from tests.rankprograms import ranks
 
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+model = fully_shard(net)
+"""
+
 
 def records_of(ended: Ended) -> list[Snapshot]:
     """The records of the run, one per rank."""
@@ -89,11 +94,7 @@ def test_accumulation_without_no_sync_is_told(last_only: bool, programs: Program
 
 
 def test_sharded_ranks_are_compared_in_what_is_no_wait(programs: Programs) -> None:
-    shard = """
-    from torch.distributed.fsdp import fully_shard
-    model = fully_shard(nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 1)))
-    """
-    ended = ranks(programs, 'if RANK == 1 and place == "loop": time.sleep(0.03)', shard)
+    ended = ranks(programs, 'if RANK == 1 and place == "loop": time.sleep(0.03)', SHARDED)
     assert ended.status == 0, ended.err
     said = compared(records_of(ended))
     assert said["dist-straggler"].where.endswith("phase: other")
@@ -129,6 +130,17 @@ def test_the_rank_that_was_killed_is_told_from_the_one_that_failed_for_it(progra
     assert said["run-dead"].where.startswith("rank 1 on ") and "step is 30" in said["run-dead"].evidence
     report = document(found)
     assert report["run"]["state"] == "killed" and str(report["run"]["cause"]).startswith("rank 1: gone without")
+
+
+@pytest.mark.parametrize("model", ["model = DistributedDataParallel(net)", SHARDED], ids=["replicated", "sharded"])
+def test_several_ranks_compute_the_same_to_the_last_bit(model: str, programs: Programs) -> None:
+    plain, watched = (
+        ranks(programs, model=model, steps=80, PYTHONHASHSEED="0", **disabled)
+        for disabled in ({"GPUWATCH_DISABLE": "1"}, {})
+    )
+    assert (plain.status, watched.status) == (0, 0), watched.err
+    assert sorted(watched.out.splitlines()) == sorted(plain.out.splitlines())
+    assert [each.step for each in records_of(watched)] == [80, 80]
 
 
 TORCHRUN = """
