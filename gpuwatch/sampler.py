@@ -6,9 +6,11 @@ that is no longer fresh is not shown at all.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import time
-from collections import deque
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +58,11 @@ from gpuwatch.nvml import GpuReading, NvmlUnavailable
 
 PERIOD_SECONDS = 1.0
 KEPT_SAMPLES = 300
+DROPPED_SAMPLES = 60
+"""Kept beyond that, and dropped together."""
+
+MOST_GPUS = 128
+MOST_COLUMNS = 128
 FRESH_SECONDS = 5.0
 """A sample older than this says nothing about now: the driver does not answer."""
 
@@ -82,6 +89,48 @@ class Sample:
     readings: tuple[GpuReading, ...]
 
 
+class Past:
+    """The recent readings of one GPU as numbers: as objects, five minutes of eight GPUs would be 6 MB."""
+
+    def __init__(self) -> None:
+        self._times = array("d")
+        self._columns: dict[str, array[float]] = {}
+
+    def add(self, taken: float, reading: GpuReading) -> None:
+        """Append a reading; the oldest go once there are too many."""
+        before = len(self._times)
+        self._times.append(taken)
+        for metric, labels, number in gpu_series(reading):
+            key = _key(metric, labels)
+            column = self._columns.get(key)
+            if column is None:
+                if len(self._columns) >= MOST_COLUMNS:
+                    continue
+                column = self._columns[key] = array("d", [math.nan]) * before
+            column.append(number)
+        for column in self._columns.values():
+            if len(column) == before:
+                column.append(math.nan)
+        if len(self._times) >= KEPT_SAMPLES + DROPPED_SAMPLES:
+            for column in (self._times, *self._columns.values()):
+                del column[:DROPPED_SAMPLES]
+
+    def history(self) -> History:
+        """What the rules read; empty before there are enough samples."""
+        if len(self._times) < FEWEST_SAMPLES:
+            return {}
+        known = {
+            key: [(taken, number) for taken, number in zip(self._times, column, strict=True) if number == number]
+            for key, column in self._columns.items()
+        }
+        return {key: samples for key, samples in known.items() if samples}
+
+
+@functools.lru_cache(maxsize=512)
+def _key(metric: Metric, labels: tuple[str, ...]) -> str:
+    return series_key(metric.name, dict(zip(metric.labels, labels, strict=True)))
+
+
 class Sampler:
     """Takes samples in a daemon thread. What :meth:`latest` and the rest give is a copy, for any thread."""
 
@@ -89,7 +138,8 @@ class Sampler:
         self._read = read
         self._period_seconds = period_seconds
         self._lock = threading.Lock()
-        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._last: Sample | None = None
+        self._past: dict[tuple[int, str | None], Past] = {}
         self._unavailable: str | None = NOT_YET
         self._stopped = threading.Event()
         # A daemon thread: one that is stuck in the driver must not keep the process from ending.
@@ -106,15 +156,15 @@ class Sampler:
     def latest(self) -> Sample | None:
         """The last sample, None when it is not fresh or when NVML said at the last try that it is not there."""
         with self._lock:
-            if self._unavailable is not None or not self._samples:
+            sample = self._last
+            if self._unavailable is not None or sample is None:
                 return None
-            sample = self._samples[-1]
         return sample if time.monotonic() - sample.taken <= FRESH_SECONDS else None
 
     def last_collected(self) -> Sample | None:
         """The last sample however old."""
         with self._lock:
-            return self._samples[-1] if self._samples else None
+            return self._last
 
     def unavailable(self) -> str | None:
         """Why there is no fresh sample, in one line; None when there is one."""
@@ -126,21 +176,8 @@ class Sampler:
     def history(self, gpu: GpuReading) -> History:
         """What the rules read of this GPU; empty before there are enough samples."""
         with self._lock:
-            samples = list(self._samples)
-        history: dict[str, list[tuple[float, float]]] = {}
-        mine = [
-            (sample.taken, reading)
-            for sample in samples
-            for reading in sample.readings
-            if (reading.index, reading.uuid) == (gpu.index, gpu.uuid)
-        ]
-        if len(mine) < FEWEST_SAMPLES:
-            return {}
-        for taken, reading in mine:
-            for metric, labels, number in gpu_series(reading):
-                key = series_key(metric.name, dict(zip(metric.labels, labels, strict=True)))
-                history.setdefault(key, []).append((taken, number))
-        return history
+            past = self._past.get((gpu.index, gpu.uuid))
+            return {} if past is None else past.history()
 
     def _run(self) -> None:
         while not self._stopped.is_set():
@@ -154,8 +191,16 @@ class Sampler:
                 now = time.monotonic()
                 with self._lock:
                     self._unavailable = None
-                    self._samples.append(Sample(now, time.time(), now - began, readings))
+                    self._keep(Sample(now, time.time(), now - began, readings))
             self._stopped.wait(self._period_seconds)
+
+    def _keep(self, sample: Sample) -> None:
+        self._last = sample
+        for reading in sample.readings:
+            gpu = reading.index, reading.uuid
+            if gpu not in self._past and len(self._past) >= MOST_GPUS:
+                self._past.clear()  # GPUs that come and go under ever new names
+            self._past.setdefault(gpu, Past()).add(sample.taken, reading)
 
 
 def gpu_series(reading: GpuReading) -> Iterator[tuple[Metric, tuple[str, ...], float]]:

@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+import ctypes
+from typing import TYPE_CHECKING
 
-import pynvml
+from gpuwatch.nvml.gpu import GpuReading
+from gpuwatch.nvml.unavailable import MISSING, NvmlUnavailable
 
-from gpuwatch.nvml.asking import NO_NVML
-from gpuwatch.nvml.reading import GpuReading, read_device
-from gpuwatch.nvml.xids import Xids
+if TYPE_CHECKING:
+    from gpuwatch.nvml.driver import Driver
 
 __all__ = ["GpuReading", "Nvml", "NvmlUnavailable"]
 
-
-class NvmlUnavailable(RuntimeError):
-    """No NVML at the moment; the text is one line that says why."""
+LIBRARY = "libnvidia-ml.so.1"
+"""What a driver brings, and pynvml loads."""
 
 
 class Nvml:
     """NVML, opened at the first read and again whenever the driver went away and came back. For one thread."""
 
     def __init__(self) -> None:
-        self._opened = False
-        self._xids = Xids()
+        self._driver: Driver | None = None
 
     def read(self) -> list[GpuReading]:
         """Every GPU that answers, by index. Raises NvmlUnavailable; the next call tries afresh."""
-        try:
-            if not self._opened:
-                pynvml.nvmlInit()
-                self._opened = True
-                self._xids.listen()
-            self._xids.collect()
-            readings = [_device(index, self._xids) for index in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError as error:
-            self.close()
-            raise NvmlUnavailable(_why(error)) from None
-        return [reading for reading in readings if reading is not None]
+        if self._driver is None:
+            try:
+                ctypes.CDLL(LIBRARY)
+            except OSError:
+                raise NvmlUnavailable(MISSING) from None
+            from gpuwatch.nvml.driver import Driver  # with pynvml 3 MB, which a machine without a GPU keeps
+
+            self._driver = Driver()
+        return self._driver.read()
 
     def close(self) -> None:
         """Give NVML up; the next read opens it again."""
-        if self._opened:
-            self._opened = False
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-
-
-def _why(error: Any) -> str:
-    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        return "no GPU telemetry: libnvidia-ml.so.1 was not found, so no NVIDIA driver is installed here"
-    if error.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-        return "no GPU telemetry: the NVIDIA driver is not loaded"
-    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return "no GPU telemetry: NVML and the loaded driver differ in version; restart the daemon after the update"
-    return f"no GPU telemetry: NVML says {str(error)!r}"
-
-
-def _device(index: int, xids: Xids) -> GpuReading | None:
-    """A device's reading, None when the device is lost; raises NVMLError only for what concerns all devices."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return read_device(index, handle, xids)
-    except pynvml.NVMLError as error:
-        if error.value in NO_NVML:
-            raise
-        return None
+        if self._driver is not None:
+            self._driver.close()
