@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -393,6 +394,26 @@ def test_eight_batches_to_a_step(graphs: bool) -> None:
                 parts = []
     findings = leak_findings(watch)
     assert any("history" in finding.where for finding in findings) if graphs else not findings
+
+
+def endless(loader: DataLoader[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+@pytest.mark.parametrize("cycled", [True, False])
+def test_a_loop_over_a_cycle_that_no_name_leads_to(cycled: bool) -> None:
+    model, loader = perceptron(2048), loader_of(140, 8, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    watch = gpuwatch.attach(model, loader)
+    for inputs, targets in itertools.islice(itertools.cycle(loader) if cycled else endless(loader), 130):
+        optimizer.zero_grad()
+        functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    findings = leak_findings(watch)
+    said = [finding.evidence for finding in findings if finding.rule == "leak-host"]
+    assert bool(said) is bool(findings) is cycled
+    assert not cycled or ("test_leak_pairs.py" in said[0] and "uses itertools.cycle" in said[0])
 
 
 Make = Callable[[], AfterStep]

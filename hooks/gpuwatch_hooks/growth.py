@@ -8,7 +8,6 @@ kilobytes for each new shape.
 from __future__ import annotations
 
 import gc
-import itertools
 
 from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.record import RecordWriter
@@ -24,7 +23,7 @@ UNCOLLECTED = 2_000
 """Objects made since the last collection, with automatic collection off, from which garbage is suspected."""
 
 RISES = 3
-"""Readings that rise one after the other, from which looks come sooner."""
+"""Readings over which memory grew, the last of them included, from which looks come sooner."""
 
 HURRIED_LOOKS = 24
 EXPLAINED_SHARE = 0.5
@@ -41,6 +40,7 @@ class GrowthProbe:
         self.varied = False
         self.rule = ""
         self.asking = False  # memory grows, and nobody has looked yet whether a variable fills up
+        self.hint = ""  # code that may be the cause, where no name leads to it
         self.rising = False  # the last few readings rose
         self._explained = 0.0
         self._explained_at = 0
@@ -80,11 +80,10 @@ class GrowthProbe:
 
     def _rising(self) -> bool:
         last = list(self.trend.readings)[-RISES:]
-        if self.rule or self.varied or len(last) < RISES:
+        if self.varied or len(last) < RISES:
             return False
-        steps = (later[0] - earlier[0] for earlier, later in itertools.pairwise(last))
-        grown = (later[1] - earlier[1] for earlier, later in itertools.pairwise(last))
-        return all(more >= HOST_GROWTH_BYTES * over for more, over in zip(grown, steps, strict=True))
+        steps = last[-1][0] - last[0][0]
+        return last[-1][1] > last[-2][1] and last[-1][1] - last[0][1] >= HOST_GROWTH_BYTES * steps
 
     def per_step(self) -> float:
         """Growth in bytes a step, 0 unless every quarter of the window grew."""
@@ -97,12 +96,12 @@ class GrowthProbe:
         growing = self.per_step()
         if self.asking or self._explained >= EXPLAINED_SHARE * growing:
             growing = 0.0
-        if not growing and not self.rule:
+        if growing < HOST_GROWTH_BYTES and not self.rule:
             return
         self.rule = self.rule or (CYCLIC_RULE if uncollected_garbage() else HOST_RULE)
         first, last = self.trend.readings[0], self.trend.readings[-1]
         evidence = f"{last[1] - first[1]:,.0f} bytes more in use at step {last[0]:,} than at step {first[0]:,}"
-        self.record.observe(self.rule, "", evidence, growing)
+        self.record.observe(self.rule, "", evidence + (f"; {self.hint}" if self.hint else ""), growing)
 
 
 def uncollected_garbage() -> bool:

@@ -11,6 +11,8 @@ the run's time.
 
 from __future__ import annotations
 
+import itertools
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -167,7 +169,7 @@ class LeakProbe:
         for key in [key for key in self.said if key in verdicts and key not in suspects]:
             self._take_back(key)
         self._forget(step, walk)
-        self._excuse(walk, verdicts)
+        self._excuse(walk, roots, verdicts)
 
     def _point(self, step: int, holding: Holding, around: Surroundings) -> Point:
         span: float | None = None
@@ -236,7 +238,7 @@ class LeakProbe:
                 if key in self.said:
                     self._take_back(key)
 
-    def _excuse(self, walk: Walk, verdicts: dict[Key, Verdict]) -> None:
+    def _excuse(self, walk: Walk, roots: Roots, verdicts: dict[Key, Verdict]) -> None:
         """Tell the probes that asked what is held by something bounded, or named already."""
         explained = 0.0
         for key, verdict in verdicts.items():
@@ -246,6 +248,7 @@ class LeakProbe:
                 if walk.found[key].graph and verdict is Verdict.BOUNDED:
                     explained = float("inf")  # what the graphs keep is not weighed here
         self.growth.explain(explained)
+        self.growth.hint = remembering(roots)
         if self.retention.asking:
             deadline = thread_time_ns() + ASKED_NANOSECONDS
             bounded = [key for key, verdict in verdicts.items() if verdict is Verdict.BOUNDED]
@@ -253,6 +256,16 @@ class LeakProbe:
             self.retention.explained(
                 mark for thing in held for node in graph_nodes(thing, deadline) for mark in marks_below(node)
             )
+
+
+def remembering(roots: Roots) -> str:
+    """A function on the stack that uses ``itertools.cycle``: no name leads to the iterator of a loop."""
+    imported = any(root.name == "cycle" and root.thing is itertools.cycle for root in roots.modules)
+    for code in roots.codes:
+        if "cycle" in code.co_names and (imported or "itertools" in code.co_names):
+            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} ({code.co_name})"
+            return f"{place} uses itertools.cycle, which keeps everything that it was given"
+    return ""
 
 
 def is_part(key: Key, of: Key) -> bool:
