@@ -51,6 +51,11 @@ RULES = (
                 True,
             ),
             Example("a log of numbers", {observation("leak-device", ""): flat(40)}, False),
+            Example(
+                "an observation for another rule",
+                {observation("leak-tensors"): flat(131072), DEVICE_FULL_SECONDS.name: flat(HOUR)},
+                False,
+            ),
         ),
     ),
     Rule(

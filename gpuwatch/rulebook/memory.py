@@ -62,6 +62,11 @@ RULES = (
                 severity="critical",
             ),
             Example("two that were caught", {observation("mem-oom", ""): flat(2)}, True),
+            Example(
+                "an observation for another rule",
+                {observation("leak-tensors"): flat(131072), series_key(OUT_OF_MEMORY.name, {"kind": "leak"}): flat(1)},
+                False,
+            ),
             Example("none", {observation("mem-oom"): flat(0)}, False),
         ),
     ),
