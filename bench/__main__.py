@@ -6,6 +6,7 @@ import argparse
 
 from bench.footprint import growth_line, import_line, memory_line
 from bench.leak import leak_line
+from bench.loading import loading_lines
 from bench.overhead import overhead_lines
 from bench.replay import replay_line
 
@@ -19,6 +20,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     for line in overhead_lines(chosen.rounds):
         print(line, flush=True)
+    print(*loading_lines(10 * chosen.rounds), sep="\n", flush=True)
     print(import_line(), flush=True)
     print(memory_line(), flush=True)
     print(leak_line(max(1, chosen.rounds // 3)), flush=True)

@@ -107,9 +107,9 @@ def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
     loader = DataLoader(Sleeping(), 4, num_workers=workers, collate_fn=slow_collate)
     snapshot = trained(loader, given=given)
     # Sleeps take longer on a busy machine, each of the four of them.
-    assert 4 * SLEEP <= part(snapshot, "items") < 20 * SLEEP
+    assert 4 * SLEEP <= part(snapshot, "items")
     assert 2 * SLEEP <= part(snapshot, "collate") < part(snapshot, "items")
-    assert 1.5 * SLEEP <= snapshot.values[LOADER_ITEM_SECONDS.name] < 7 * SLEEP
+    assert snapshot.values[LOADER_ITEM_SECONDS.name] >= 1.5 * SLEEP
     assert snapshot.values[LOADER_BATCH.name] == 4
     quantile = {
         rank: snapshot.values[series_key(LOADER_BATCH_SECONDS.name, {"quantile": rank})] for rank in ("0.1", "0.9")
@@ -119,7 +119,7 @@ def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
 
 @pytest.mark.parametrize("make", [lambda: DataLoader(Late(), 4, num_workers=1), lambda: DataLoader(Late(), 4)])
 def test_the_items_of_a_stream_are_timed(make: Callable[[], Any]) -> None:
-    assert 4 * SLEEP <= part(trained(make()), "items") < 20 * SLEEP
+    assert 4 * SLEEP <= part(trained(make()), "items")
 
 
 def test_items_are_counted_where_no_batch_size_tells() -> None:
@@ -127,7 +127,7 @@ def test_items_are_counted_where_no_batch_size_tells() -> None:
     for workers in (0, 1):
         values = trained(DataLoader(Sleeping(), batch_sampler=sampler, num_workers=workers)).values
         assert values[LOADER_BATCH.name] == 5
-        assert SLEEP <= values[LOADER_ITEM_SECONDS.name] < 5 * SLEEP
+        assert values[LOADER_ITEM_SECONDS.name] >= SLEEP
 
 
 def test_workers_that_sleep_are_blocked_and_workers_that_compute_are_not() -> None:

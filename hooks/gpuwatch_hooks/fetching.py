@@ -17,7 +17,9 @@ Stamp = Callable[[int], object]
 """Called at a moment of a batch, with the number of its items; 0 where that was not asked for."""
 
 
-def timed_fetcher(kind: type, begin: Callable[[], object], collate: Stamp, counted: bool, dataset: object = None) -> type:
+def timed_fetcher(
+    kind: type, begin: Callable[[], object], collate: Stamp, counted: bool, dataset: object = None
+) -> type:
     """A fetcher class that calls ``begin`` before the items and ``collate`` after them.
 
     ``counted`` tells whether the items have to be counted: where no batch size says how many there are. A fetcher made
