@@ -100,7 +100,7 @@ def _compared(
                 if severity is not None:
                     seen = _beside_peers(rule, snapshot if len(snapshots) > 1 else None, place)
                     told = [] if snapshot is None else [each for each in snapshot.observations if each.rule == rule.id]
-                    evidence = told[0].evidence if told else ""
+                    evidence = "; ".join(dict.fromkeys(each.evidence for each in told))
                     yield rule, snapshot, _finding(rule, severity, view, Observation(rule.id, seen, evidence, 0.0, 0))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gpuwatch import heap, service
 from gpuwatch.config import DEFAULT_PORT
+from gpuwatch.deathwatch import DeathWatch
 from gpuwatch.httpserver import Application, Server
 from gpuwatch.inventory import Inventory, troubles
 from gpuwatch.layout import State
@@ -164,11 +165,19 @@ class _Watch:
         self._lock = lock
         self._server = server
         self._census = Census(lock.directory)
+        self._deaths = DeathWatch()
         self._buried: set[Path] = set()
         self._said: set[str] = set()
 
     def run(self, exit_when_idle: float | None) -> None:
         """Until a signal says to end, or until no rank has lived for long enough."""
+        self._deaths.start()
+        try:
+            self._go_on(exit_when_idle)
+        finally:
+            self._deaths.stop()
+
+    def _go_on(self, exit_when_idle: float | None) -> None:
         lived = trimmed = time.monotonic()
         while True:
             began = time.monotonic()
@@ -191,6 +200,7 @@ class _Watch:
             snapshots, inventory = self._census.take()
         except OSError:
             return False  # the metrics say so
+        self._deaths.keep([snapshot.path for snapshot in snapshots if snapshot.up])
         dead = [snapshot for snapshot in snapshots if not snapshot.up]
         for snapshot in dead:
             if snapshot.path not in self._buried and snapshot.state < State.CLEAN:
@@ -226,7 +236,7 @@ class _Watch:
         except (OSError, RecordError):
             return  # removed or changed meanwhile
         try:
-            written = postmortem.write(self._lock.directory, snapshot)
+            written = postmortem.write(self._lock.directory, snapshot, self._deaths.of(record))
         except OSError as error:
             complaint = f"cannot write post-mortems into {self._lock.directory}: {error.strerror}"
             if complaint not in self._said:

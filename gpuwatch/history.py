@@ -91,7 +91,8 @@ def identity_gauges(snapshot: Snapshot) -> dict[str, float]:
         if snapshot.step_age is not None:
             gauges[RANK_STEP_AGE.name] = snapshot.step_age
     elif snapshot.state < State.CLEAN:
-        gauges[RANK_GONE_TIME.name] = snapshot.created + snapshot.run_seconds
+        seen = snapshot.created + snapshot.run_seconds
+        gauges[RANK_GONE_TIME.name] = seen if snapshot.death is None else snapshot.death.at
     return gauges
 
 

@@ -135,6 +135,16 @@ def _same_group(identity: Mapping[str, object]) -> Path | None:
 
 def _written(record: Path, uid: int) -> OomKill | None:
     """The answer that the daemon wrote down when it found the rank dead."""
+    found = (written_down(record, uid) or {}).get(KEY)
+    return OomKill(str(found["verdict"]), str(found["words"])) if isinstance(found, dict) and _whole(found) else None
+
+
+def _whole(found: Mapping[str, object]) -> bool:
+    return "verdict" in found and "words" in found
+
+
+def written_down(record: Path, uid: int) -> Mapping[str, object] | None:
+    """The post-mortem of a record's rank, where there is one that can be believed: the user's own, or the daemon's."""
     path = record.parent / POST_MORTEMS / f"{record.stem}.json"
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -144,8 +154,8 @@ def _written(record: Path, uid: int) -> OomKill | None:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid(), uid):
             return None
-        found = json.loads(os.pread(file, _LARGEST_BYTES, 0))[KEY]
-        return OomKill(str(found["verdict"]), str(found["words"]))
+        found = json.loads(os.pread(file, _LARGEST_BYTES, 0))
+        return found if isinstance(found, dict) else None
     except (LookupError, OSError, RecursionError, TypeError, ValueError):
         return None
     finally:

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 
 from gpuwatch.advisor import advise
+from gpuwatch.death import KEY as death_key
+from gpuwatch.death import Death
 from gpuwatch.layout import POST_MORTEMS
 from gpuwatch.lifecycle import last_seen
 from gpuwatch.oomkill import KEY
@@ -18,7 +20,7 @@ KEPT = 256
 """Post-mortems kept; older ones go, since a job that dies at every start would fill the disk."""
 
 
-def document(snapshot: Snapshot) -> dict[str, object]:
+def document(snapshot: Snapshot, death: Death | None = None) -> dict[str, object]:
     """The post-mortem of a rank, as JSON."""
     return {
         "run": snapshot.run,
@@ -31,12 +33,13 @@ def document(snapshot: Snapshot) -> dict[str, object]:
         "last_step": snapshot.step,
         "last_phase": snapshot.phase.name.lower(),
         KEY: None if snapshot.oom_kill is None else snapshot.oom_kill.as_dict(),
+        death_key: None if death is None else death.as_dict(),
         "memory": memory_of(snapshot),
         "findings": [finding.as_dict() for finding in advise(snapshot)],
     }
 
 
-def write(directory: Path, snapshot: Snapshot) -> Path | None:
+def write(directory: Path, snapshot: Snapshot, death: Death | None = None) -> Path | None:
     """Write a rank's post-mortem once; returns the new file, None when there is one already.
 
     Raises OSError when it cannot be written, or when the directory of post-mortems is somebody else's.
@@ -55,7 +58,7 @@ def write(directory: Path, snapshot: Snapshot) -> Path | None:
             hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place
         )
         with open(file, "w", encoding="utf-8") as text:
-            json.dump(document(snapshot), text, indent=2)
+            json.dump(document(snapshot, death), text, indent=2)
             text.write("\n")
         os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
         _remove_old(place)

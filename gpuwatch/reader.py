@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from gpuwatch.catalog import OUT_OF_MEMORY
+from gpuwatch.death import death_of
 from gpuwatch.expr import series_key
 from gpuwatch.layout import (
     OBSERVATION_BYTES,
@@ -63,7 +64,16 @@ def read(path: Path) -> Snapshot:
     """
     with opened(path) as (file, status):
         snapshot = parse(path, status.st_uid, leased(file), lambda size, at: os.pread(file, size, at))
-    return snapshot if snapshot.up or snapshot.state >= State.CLEAN else _gone(snapshot)
+    return snapshot if snapshot.up or snapshot.state >= State.CLEAN else _gone(_seen_to_end(snapshot))
+
+
+def _seen_to_end(snapshot: Snapshot) -> Snapshot:
+    """The same, with what the daemon saw of the end of its process."""
+    death = death_of(snapshot.path, snapshot.uid)
+    if death is None:
+        return snapshot
+    told = [Observation("run-dead", "", death.words, 1.0, snapshot.step)] if death.words else []
+    return replace(snapshot, death=death, observations=(*snapshot.observations, *told))
 
 
 def _gone(snapshot: Snapshot) -> Snapshot:

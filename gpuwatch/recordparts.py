@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuwatch.death import Death
 from gpuwatch.layout import MAGIC, RECORD_BYTES, SLOT, VERSION, Phase, State, Word
 from gpuwatch.oomkill import OomKill
 
@@ -57,7 +58,7 @@ class Snapshot:
     ``up`` is whether a process held the lease. ``values`` maps series keys to numbers, NaN left out. ``ring`` holds
     the recent steps, oldest first, each as :class:`gpuwatch.layout.Column` says. Ages are in seconds. ``oom_kill`` is
     what the kernel's counts say of a rank that is gone without an end mark. ``phase_is_current`` is False where steps
-    were completed since the phase was last written.
+    were completed since the phase was last written. ``death`` is what the daemon saw of the end of its process.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class Snapshot:
     observations: tuple[Observation, ...]
     oom_kill: OomKill | None = None
     phase_is_current: bool = True
+    death: Death | None = None
 
     @property
     def run(self) -> str:
@@ -108,9 +110,15 @@ def opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
 
 def leased(file: int) -> bool:
     """Whether another process holds the lock on the first byte of this open file."""
+    return holder(file) is not None
+
+
+def holder(file: int) -> int | None:
+    """The process that holds that lock, as this one numbers it (0 where it cannot see it); None where it is free."""
     question = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     answer: bytes = fcntl.fcntl(file, fcntl.F_GETLK, question)
-    return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    kind, *_, pid = _LOCK.unpack(answer)
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))
 
 
 def header_of(path: Path, pread: Pread) -> tuple[int, ...]:
