@@ -107,7 +107,7 @@ def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
     loader = DataLoader(Sleeping(), 4, num_workers=workers, collate_fn=slow_collate)
     snapshot = trained(loader, given=given)
     # Sleeps take longer on a busy machine, each of the four of them.
-    assert 4 * SLEEP <= part(snapshot, "items")
+    assert part(snapshot, "items") >= 4 * SLEEP
     assert 2 * SLEEP <= part(snapshot, "collate") < part(snapshot, "items")
     assert snapshot.values[LOADER_ITEM_SECONDS.name] >= 1.5 * SLEEP
     assert snapshot.values[LOADER_BATCH.name] == 4
@@ -119,7 +119,7 @@ def test_items_and_collation_are_told_apart(workers: int, given: bool) -> None:
 
 @pytest.mark.parametrize("make", [lambda: DataLoader(Late(), 4, num_workers=1), lambda: DataLoader(Late(), 4)])
 def test_the_items_of_a_stream_are_timed(make: Callable[[], Any]) -> None:
-    assert 4 * SLEEP <= part(trained(make()), "items")
+    assert part(trained(make()), "items") >= 4 * SLEEP
 
 
 def test_items_are_counted_where_no_batch_size_tells() -> None:
