@@ -49,6 +49,9 @@ from gpuwatch.window import Gauge
 MOST_TRIES = 8
 """Looks at an observation that is being rewritten."""
 
+ADVICE_SECONDS = 30.0
+"""A recommended setting is not worked out again before: it is no reading of the moment."""
+
 MOST_LINES = 10_000
 """Different lines of schemas that are kept apart: ranks of one program share a few hundred."""
 
@@ -102,6 +105,8 @@ class Follower(Generic[Made]):
         self._slots: dict[int, tuple[bytes, Observation | None]] = {}
         self._gauges: tuple[Gauge, ...] = ()
         self._gauges_of = -1
+        self._advice: tuple[Gauge, ...] = ()
+        self._advised_at = 0.0
         self.worked_out_at = -math.inf
 
     def look(self, afresh: bool = True) -> Look[Made]:
@@ -176,9 +181,11 @@ class Follower(Generic[Made]):
         after = int.from_bytes(os.pread(file, 8, 8 * Word.RING_HEAD), sys.byteorder)
         steps = window.steps_in(block, after - RING_ROWS + 1, min(written, after))
         values = {key: number for key, number in zip(self._keys, numbers, strict=False) if number is not None}
-        advice = loadercosts.gauges(values, steps, head.step, head.run_seconds)
-        self._gauges, self._gauges_of = (*window.gauges(steps), *advice), written
-        self.worked_out_at = time.monotonic()
+        now = time.monotonic()
+        if not self._advice or now - self._advised_at >= ADVICE_SECONDS:
+            self._advice, self._advised_at = tuple(loadercosts.gauges(values, steps, head.step, head.run_seconds)), now
+        self._gauges, self._gauges_of = (*window.gauges(steps), *self._advice), written
+        self.worked_out_at = now
         return self._gauges
 
 

@@ -61,7 +61,10 @@ def same(follower: Following, writer: RecordWriter) -> None:
     assert (one.histogram, one.dropped) == (other.histogram, other.dropped)
 
 
-def test_it_says_what_a_fresh_read_says_however_the_record_changes(writer: RecordWriter) -> None:
+def test_it_says_what_a_fresh_read_says_however_the_record_changes(
+    writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "ADVICE_SECONDS", 0.0)
     follower = followed(writer.path)
     same(follower, writer)
     writer.values[writer.series(GUARD_FAULTS.name, probe="memory")] = 1
