@@ -26,6 +26,9 @@ RISES = 3
 """Readings over which memory grew, the last of them included, from which looks come sooner."""
 
 HURRIED_LOOKS = 24
+ANSWER_STEPS = 64
+"""Steps for which the answer of a search holds."""
+
 EXPLAINED_SHARE = 0.5
 """Share of the growth that names must account for, so that it is theirs."""
 
@@ -44,6 +47,7 @@ class GrowthProbe:
         self.rising = False  # the last few readings rose
         self._explained = 0.0
         self._explained_at = 0
+        self._answered = 0  # the step of the last search
         self._hurried = 0
 
     def look(self, varying: bool) -> None:
@@ -56,7 +60,7 @@ class GrowthProbe:
         if used is not None:
             self.trend.add(step, used)
             growing = self.per_step()
-            fresh = self._explained >= EXPLAINED_SHARE * growing and self._recent()
+            fresh = self._answered > 0 and step <= self._answered + ANSWER_STEPS
             self.asking = not self.rule and growing >= HOST_GROWTH_BYTES and not fresh
             self.rising = self._rising()
 
@@ -64,9 +68,10 @@ class GrowthProbe:
         """A search found names that fill up by this many bytes a step and may stop at a limit, or grow and are said."""
         step = self.clock.steps
         # As long as the window of readings reaches back to an explained growth, it is that which it shows.
-        if per_step or not self._recent():
+        if per_step >= self._explained or not self._recent():
             self._explained, self._explained_at = per_step, step
         self.asking = False
+        self._answered = step
 
     def suspicious(self) -> bool:
         """Whether memory grew at the last few readings, and more looks would tell sooner."""
