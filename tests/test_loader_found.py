@@ -284,3 +284,19 @@ def test_the_loader_of_torchdata_is_seen(workers: int, given: bool) -> None:
     snapshot = run.end()
     assert snapshot.values[LOADER_ITEM_SECONDS.name] >= SLOW
     assert snapshot.values[EPOCH_STARTS.name] == 2 and snapshot.values[LOADER_WORKERS.name] == workers
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_loop_that_asks_a_batch_ahead_trains_on_all_of_them(given: bool) -> None:
+    loader = DataLoader(Items(200, SLOW), 4)
+    run = Run(*([loader] if given else []))
+    for _ in range(2):
+        batches = iter(loader)
+        ahead = next(batches)
+        for following in batches:
+            run.step(ahead)
+            ahead = following
+        run.step(ahead)
+    snapshot = run.end()
+    assert snapshot.values[EPOCH_STARTS.name] == 2 and snapshot.values[EPOCH_RESTARTS.name] == 1
+    assert data_seconds(snapshot) > 0.85 * 2 * 47 * 4 * SLOW

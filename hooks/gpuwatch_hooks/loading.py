@@ -101,6 +101,8 @@ class LoadingProbe:
         if not self.conclude():
             if watch in asked:
                 watch.saw(False)
+                if watch.feeds and watch.passes == 1:
+                    return True  # a batch ahead, as prefetching loops ask: no evaluation yet
                 asked.clear()
             elif asked and clock.evaluated and not clock.trained:
                 for evaluated in asked:

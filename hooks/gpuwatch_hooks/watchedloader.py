@@ -127,10 +127,11 @@ class LoaderWatch:
     def saw(self, trained: bool) -> int | None:
         """A batch was trained on, or the next one was asked for without that.
 
-        Returns the wait for the first batch of an epoch where this was one that was trained on.
+        Returns the wait for the first batch of the epoch, if this is the first one that was trained on.
         """
-        started, self.starting = self.starting, None
+        started = None
         if trained:
+            started, self.starting = self.starting, None
             self.fed += 1
             self.passes = 0
             self.feeds = True
@@ -139,7 +140,7 @@ class LoaderWatch:
             if not self.feeds or self.passes >= 3:
                 self.feeds = False
         self._place()
-        return started if trained else None
+        return started
 
     def succeed(self, earlier: LoaderWatch) -> None:
         """Go on where another loader of the same data ended, which still exists."""
