@@ -122,6 +122,25 @@ def test_a_rank_that_never_enters_is_named_by_those_that_wait(programs: Programs
     assert "this rank has completed 30 steps" in evidence
 
 
+def test_between_looks_the_kernel_tells_who_waits_and_who_does_not(programs: Programs) -> None:
+    look = """
+    time.sleep(4)
+    import dataclasses, pathlib
+    from gpuwatch.report.document import findings_of
+    from gpuwatch.reader import read_all
+    found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
+    later = [dataclasses.replace(each, progress_age=400.0) for each in found]
+    hung = [each for each in findings_of(later) if each["rule"] == "run-hang"]
+    print(json.dumps({each["rank"]: each["evidence"].rpartition("; ")[2] for each in hung}))
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    """
+    ended = ranks(programs, 'if RANK == 0 and step == 70 and place == "forward": time.sleep(60)', steps=80, parent=look)
+    said = json.loads(ended.out.splitlines()[0])
+    assert said["0"] == "its main thread sleeps"
+    assert said["1"].startswith("its main thread waits for a lock or another thread")
+
+
 def test_the_rank_that_was_killed_is_told_from_the_one_that_failed_for_it(programs: Programs) -> None:
     ended = ranks(programs, 'if RANK == 1 and step == 30 and place == "loop": os.kill(os.getpid(), signal.SIGKILL)')
     found = records_of(ended)

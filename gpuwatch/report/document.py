@@ -42,6 +42,7 @@ from gpuwatch.report.data import data_of, worst
 from gpuwatch.report.modules import modules_of, size_of
 from gpuwatch.report.replayed import replay_evidence
 from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
+from gpuwatch.report.stopped import stopped_evidence
 
 STATES = ("killed", "exception", "running", "detached", "clean")
 """States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
@@ -134,9 +135,9 @@ def findings_of(snapshots: Sequence[Snapshot]) -> list[dict[str, object]]:
     """The findings, most valuable first. One that several ranks share is said once, with the rank it weighs most on."""
     found: dict[tuple[str, str], list[tuple[Finding, int]]] = {}
     for finding, rank_of in advise_run(snapshots):
-        told_by_replay = None if rank_of is None else replay_evidence(rank_of, finding.rule)
-        if told_by_replay:
-            finding = replace(finding, evidence=f"{finding.evidence}; {told_by_replay}")
+        if rank_of is not None:
+            told_by = (replay_evidence(rank_of, finding.rule), stopped_evidence(rank_of, finding.rule))
+            finding = replace(finding, evidence="; ".join((finding.evidence, *filter(None, told_by))))
         for snapshot in snapshots if rank_of is None else [rank_of]:
             found.setdefault((finding.rule, finding.where), []).append((finding, snapshot.rank))
     heaviest = [max(shared, key=lambda pair: worth(pair[0])) for shared in found.values()]

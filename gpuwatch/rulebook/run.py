@@ -115,7 +115,8 @@ RULES = (
         check="The age of the last progress falls to a step's length.",
         suppresses=("data-stall", "comp-step-jitter"),
         notes="Between the steps that are looked at, a record holds the completed steps and no more: a rank that "
-        "stops there stands somewhere between its last step and the next.",
+        "stops there stands somewhere between its last step and the next. The report adds what each rank's main "
+        "thread does, as far as the kernel tells: those that wait for each other wait alike.",
         examples=(
             Example("stuck", of_ranks(_silent(841, 842)), True),
             Example(
