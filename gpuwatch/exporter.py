@@ -19,6 +19,7 @@ from gpuwatch.catalog import (
     DIRECTORY_BYTES,
     DIRECTORY_FILES,
     DIRECTORY_FREE,
+    RANK_GONE_TIME,
     RECORDS,
     RECORDS_REJECTED,
     SERIES_DROPPED,
@@ -35,6 +36,9 @@ from gpuwatch.rankseries import RankSeries, Vetted, clean, published, rank_serie
 from gpuwatch.reader import RecordError, Snapshot, read
 from gpuwatch.sampler import Sampler, gpu_labels, gpu_series
 from gpuwatch.version import __version__
+
+BURIAL_SECONDS = 5.0
+"""Within this time the daemon writes down when a rank died; until then its last sign of life is no answer."""
 
 TOMBSTONE_SECONDS = 3600.0
 """How long a rank is still mentioned after its end."""
@@ -72,8 +76,16 @@ class _Ended:
 
     head: Snapshot
     gone: float
+    found: float  # when this daemon saw it, monotonic
     final: bool = True  # not scraped since its end
     told: bool = False  # the head says how it ended
+
+
+def _unless_open(rank: RankSeries, ended: _Ended) -> RankSeries:
+    """The series without the time of death while that may still be written down: which rank was first hangs on it."""
+    if ended.told:
+        return rank
+    return replace(rank, series=tuple(gauge for gauge in rank.series if gauge[0] is not RANK_GONE_TIME))
 
 
 class Exporter:
@@ -147,7 +159,7 @@ class Exporter:
             if head.up:
                 followed[path], looks[path] = known, look
             else:
-                ended[path] = _Ended(head, now - max(0.0, time.time() - last_seen(head)))
+                ended[path] = _Ended(head, now - max(0.0, time.time() - last_seen(head)), now)
         self._followed, self._looks = followed, looks
         self._ended, self._refused = ended, refused
         return heads
@@ -188,10 +200,10 @@ class Exporter:
             except (OSError, RecordError):
                 return tombstone(head)  # removed meanwhile
             ended.head = replace(whole, values={}, series=(), ring=(), observations=())
-            ended.told = True
+            ended.told = whole.death is not None or time.monotonic() - ended.found > BURIAL_SECONDS
             if ended.final:
-                return rank_series(whole)
-        return tombstone(ended.head)
+                return _unless_open(rank_series(whole), ended)
+        return _unless_open(tombstone(ended.head), ended)
 
     def _add_directory(self, table: Table, inventory: Inventory) -> None:
         reasons = Counter(reason for _, _, reason in self._refused.values())

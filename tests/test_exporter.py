@@ -151,17 +151,22 @@ def test_a_rank_with_too_many_series_is_cut_short(records: Path) -> None:
     assert kept + found["gpuwatch_series_dropped"] == SERIES_LIMIT
 
 
-def test_final_values_are_served_once_and_then_a_tombstone(records: Path) -> None:
+def test_final_values_are_served_once_and_then_a_tombstone(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = 'gpuwatch_rank_gone_timestamp_seconds{rank="0",run="train"}'
     with rank(records, steps=841) as process:
         exporting = exporter(records)
         assert of(scrape(exporting), "gpuwatch_rank_up") == 1
         process.kill()
         process.wait()
-        final, after = scrape(exporting), scrape(exporting)
+        final, soon = scrape(exporting), scrape(exporting)
+        # when it died may be written down yet: until then nothing says so
+        assert gone not in final and gone not in soon
+        monkeypatch.setattr("gpuwatch.exporter.BURIAL_SECONDS", -1.0)
+        scrape(exporting)
+        after = scrape(exporting)
     assert of(final, "gpuwatch_rank_up") == 0
     assert of(final, "gpuwatch_batches_total") == 841
     assert of(final, "gpuwatch_host_memory_peak_bytes") == 512 << 20
-    gone = 'gpuwatch_rank_gone_timestamp_seconds{rank="0",run="train"}'
     assert {key: number for key, number in after.items() if "run=" in key} == {
         'gpuwatch_rank_up{rank="0",run="train"}': 0,
         'gpuwatch_rank_ended{rank="0",run="train"}': 0,
