@@ -31,3 +31,6 @@ REGRESSION_WAIT_POINTS = 0.05
 
 IDLE_GPU_RATIO = 0.05
 """A GPU that ran kernels for less than this share of ten minutes did nothing."""
+
+REGRESSION_DAYS = 7
+"""Earlier runs that ended longer ago are not compared with: code and machines have changed since."""

@@ -19,13 +19,14 @@ import yaml
 
 from gpuwatch.render.alerts import alert_rules
 from gpuwatch.render.promtool import promtool_tests
-from gpuwatch.rulebook import RULES, Rule
+from gpuwatch.rulebook import RECORDS, RULES, RULES_BY_ID, Rule
 
 pytestmark = [
     pytest.mark.debian,
     pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed"),
 ]
 
+ROOT = Path(__file__).resolve().parent.parent
 Alerts = list[dict[str, Any]]
 
 FLIPPED = {">=": "<", "<=": ">", ">": "<=", "<": ">=", "==": "!=", "!=": "=="}
@@ -52,10 +53,22 @@ EQUIVALENT = {
 }
 """Mutants that mean the same as the alert they were made from."""
 
+SAME_RECORDS = {
+    # info is always 1
+    "experiment:gpuwatch_step_seconds:now: across max another, place 1",
+    # a rank of a run is on one node
+    "experiment:gpuwatch_step_seconds:now: on without instance, place 1",
+    # a run has one number of its own
+    "gpuwatch_earlier_step_seconds: across max another",
+}
+"""Mutants of what is recorded that mean the same."""
+
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_the_promtool_cases_notice_every_mutant(rule: Rule, tmp_path: Path) -> None:
-    alerts: Alerts = yaml.safe_load(alert_rules([rule]))["groups"][0]["rules"]
+    written: Alerts = yaml.safe_load(alert_rules([rule]))["groups"][0]["rules"]
+    # The cases give what those series come to: their own mutants are below.
+    alerts = [each for each in written if each.get("record") not in RECORDS]
     mutants = dict(_mutants(alerts))
     for known in [what for id, what in EQUIVALENT if id == rule.id]:
         del mutants[known]
@@ -63,6 +76,31 @@ def test_the_promtool_cases_notice_every_mutant(rule: Rule, tmp_path: Path) -> N
         mutants = {what: mutant for what, mutant in mutants.items() if not what.startswith("on without instance")}
     survivors = _survivors(rule, mutants, tmp_path)
     assert not survivors, f"{len(survivors)} of {len(mutants)} mutants of {rule.id} pass its tests: {survivors}"
+
+
+def test_the_stories_notice_every_mutant_of_what_is_recorded_of_earlier_runs(tmp_path: Path) -> None:
+    rules: Alerts = yaml.safe_load(alert_rules([RULES_BY_ID["perf-regression"]]))["groups"][0]["rules"]
+    (story,) = [
+        test
+        for test in yaml.safe_load((ROOT / "alerts" / "extra.test.yaml").read_text("utf-8"))["tests"]
+        if "earlier runs" in test["name"]
+    ]
+    body = {"rule_files": ["mutant.rules.yaml"], "evaluation_interval": "1m", "tests": [story]}
+    _write(tmp_path / "story.test.yaml", body)
+    survivors = []
+    for index, rule in enumerate(rules):
+        if "step_seconds" not in rule.get("record", ""):
+            continue  # the others are made by the same function
+        for what, _, expr in _changed_expr(rule["expr"]):
+            mutant = [*rules[:index], {**rule, "expr": expr}, *rules[index + 1 :]]
+            _write(tmp_path / "mutant.rules.yaml", {"groups": [{"name": "mutant", "rules": mutant}]})
+            if _tested(tmp_path, "story.test.yaml").returncode == 0:
+                survivors.append(f"{rule['record']}: {what}")
+    assert set(survivors) == SAME_RECORDS
+
+
+def _tested(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", "test", "rules", tests], cwd=directory, capture_output=True, text=True)
 
 
 def _survivors(rule: Rule, mutants: dict[str, Alerts], directory: Path) -> list[str]:
@@ -88,9 +126,7 @@ def _noticed(alive: dict[str, Alerts], cases: list[dict[str, Any]], directory: P
     _write(directory / "mutants.rules.yaml", {"groups": [{"name": "mutants", "rules": rules}]})
     body = {"rule_files": ["mutants.rules.yaml"], "evaluation_interval": "1m", "tests": _copied(cases, list(alive))}
     _write(directory / "mutants.test.yaml", body)
-    done = subprocess.run(
-        ["promtool", "test", "rules", "mutants.test.yaml"], cwd=directory, capture_output=True, text=True
-    )
+    done = _tested(directory, "mutants.test.yaml")
     said = done.stdout + done.stderr
     noticed = set(re.findall(r"alertname: (\w+)", said))
     numbers = set(re.findall(r"rule: \S+(M\d+), time: .*err", said))  # of an alert, or of what is recorded for it

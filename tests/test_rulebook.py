@@ -36,8 +36,9 @@ def test_an_example_fires_or_stays_quiet_as_it_says(rule: Rule, example: Example
 def test_an_example_is_made_of_series_that_are_published(rule: Rule, example: Example) -> None:
     for key in example.series:
         metric = METRICS[key.partition("{")[0]]
-        assert metric.scope == ("rank" if rule.across else rule.scope)
-        assert set(labels_of(key)) == {*metric.labels, *(("rank",) if rule.across else ())}
+        assert metric.scope == rule.scope or (rule.across and metric.scope == "rank")
+        ranked = rule.across and metric.scope == "rank"
+        assert set(labels_of(key)) == {*metric.labels, *(("rank",) if ranked else ())}
         assert metric.kind != "counter" or all(value >= 0 for value in example.series[key])
     assert len({len(values) for values in example.series.values()}) == 1
     assert example.severity is None or example.fires
@@ -59,7 +60,8 @@ def test_a_rule_is_complete(rule: Rule) -> None:
     assert all((rule.title, rule.because, rule.evidence, rule.fix, rule.gain.text, rule.check))
     assert not rule.title.endswith(".") and rule.because.endswith(".") and rule.check.endswith(".")
     assert 0 <= rule.hold_minutes <= 30
-    assert {METRICS[name].scope for name in rule.when.metrics()} == {"rank" if rule.across else rule.scope}
+    scopes = {METRICS[name].scope for name in rule.when.metrics()}
+    assert scopes <= {"rank", "run"} if rule.across else scopes == {rule.scope}
     assert (rule.when.metrics() | rule.value.expr.metrics()) <= METRICS.keys()
     assert ("gpuwatch_observation" in rule.when.metrics()) is rule.observed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpuwatch.catalog.daemon import *
 from gpuwatch.catalog.distributed import *
+from gpuwatch.catalog.earlier import *
 from gpuwatch.catalog.hardware import *
 from gpuwatch.catalog.loading import *
 from gpuwatch.catalog.memory import *

@@ -9,7 +9,7 @@ abstains).
 
 from __future__ import annotations
 
-from gpuwatch.expr.across import Across, Peered, Recorded, by_rank, of_place, places_of
+from gpuwatch.expr.across import Across, Peered, Recorded, by_rank, of_place, of_run, places_of
 from gpuwatch.expr.readings import SCOPES, AverageOverTime, Metric, Observed, Placed, Rate
 from gpuwatch.expr.series import History, Samples, escape, series_key
 from gpuwatch.expr.tree import BinOp, Compare, Condition, Const, Expr, Joined, Quantity, lift, matched
@@ -38,6 +38,7 @@ __all__ = [
     "lift",
     "matched",
     "of_place",
+    "of_run",
     "places_of",
     "series_key",
 ]

@@ -93,6 +93,13 @@ def by_rank(series: Mapping[str, Samples]) -> dict[str, History]:
     return dict(ranks)
 
 
+def of_run(series: Mapping[str, Samples]) -> Peered:
+    """A run's history as one of the run as a whole: what carries no ``rank`` is its own."""
+    own = {key: samples for key, samples in series.items() if f'{RANK}="' not in key}
+    ranked = {key: samples for key, samples in series.items() if key not in own}
+    return Peered(own, list(by_rank(ranked or own).values()))
+
+
 def places_of(history: History, label: str) -> list[str]:
     """The values of this label among the series of a history."""
     found = (dict(_LABEL.findall(key)).get(label) for key in history)

@@ -66,7 +66,8 @@ class Metric(Expr):
         return frozenset({self.name})
 
     def grouping(self) -> tuple[str, ...] | None:
-        return ("instance", *SCOPES[self.scope])
+        # What concerns a run as a whole was computed by Prometheus, and is of no scrape.
+        return SCOPES[self.scope] if self.scope == "run" else ("instance", *SCOPES[self.scope])
 
     def _join(self, values: list[float]) -> float | None:
         if not values:

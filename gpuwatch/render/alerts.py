@@ -11,7 +11,7 @@ from gpuwatch.render.conditions import pinned, promql, recorded
 from gpuwatch.render.document import document
 from gpuwatch.render.runbooks import RUNBOOKS, gain_text
 from gpuwatch.render.template import Voice, template
-from gpuwatch.rulebook import Rule
+from gpuwatch.rulebook import RECORDS, Rule
 
 LABEL_OF = {"info": "info", "warn": "warning", "critical": "critical"}
 """Severities of the rulebook, as Alertmanager's users expect them in the label."""
@@ -65,8 +65,11 @@ def texts(rule: Rule, voice: Voice) -> dict[str, str]:
 def alert_rules(rules: Iterable[Rule]) -> str:
     """The rule file for Prometheus."""
     rules = tuple(rules)
-    records: list[dict[str, object]] = [{"record": each.name, "expr": each.expr.promql()} for each in recorded(rules)]
-    body = records + [
+    records = {each.name: each.expr.promql() for each in recorded(rules)}
+    if any(rule.when.metrics() & RECORDS.keys() for rule in rules):
+        records |= RECORDS
+    body: list[dict[str, object]] = [{"record": name, "expr": expr} for name, expr in records.items()]
+    body += [
         {
             "alert": alert.name,
             "expr": alert.expr,

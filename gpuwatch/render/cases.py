@@ -72,6 +72,8 @@ def owner(rule: Rule, **other: str) -> Owner:
 def series_name(whose: Owner, key: str) -> str:
     """A series of an example with its owner's labels. Two ranks of a run are on a node."""
     name, labels = key.partition("{")[0], labels_of(key)
+    if METRICS[name].scope == "run":  # computed by Prometheus: of no node and no scrape
+        return series_key(name, {"run": dict(whose)["run"], **labels})
     return series_key(name, {**dict(_of_rank(whose, labels.get("rank", ""))), **labels})
 
 

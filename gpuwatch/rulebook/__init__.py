@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpuwatch.rulebook import (
     capacity,
     compute,
@@ -16,6 +18,7 @@ from gpuwatch.rulebook import (
     memory,
     modules,
     optimizer,
+    regression,
     run,
     threads,
     transfer,
@@ -23,11 +26,12 @@ from gpuwatch.rulebook import (
 )
 from gpuwatch.rulebook.rule import Example, Gain, Rule
 
-__all__ = ["RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
+__all__ = ["RECORDS", "RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
 
 RULES: tuple[Rule, ...] = (
     *run.RULES,
     *distributed.RULES,
+    *regression.RULES,
     *memory.RULES,
     *capacity.RULES,
     *fragmentation.RULES,
@@ -45,6 +49,9 @@ RULES: tuple[Rule, ...] = (
     *hardware.RULES,
 )
 """Every rule, most urgent kinds first."""
+
+RECORDS: Mapping[str, str] = regression.RECORDS
+"""Series that Prometheus computes beside those that single rules ask for: name and expression."""
 
 RULES_BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
 """The same, by id."""

@@ -17,6 +17,7 @@ from gpuwatch.expr import (
     Quantity,
     by_rank,
     of_place,
+    of_run,
     places_of,
     series_key,
 )
@@ -133,7 +134,7 @@ class Rule:
         if not self.across or isinstance(history, Peered):
             ranks = {"": history}
         elif self.scope == "run":
-            ranks = {"": Peered({}, list(by_rank(history).values()))}
+            ranks = {"": of_run(history)}
         else:
             peers = by_rank(history)
             ranks = {rank: Peered(own, list(peers.values())) for rank, own in peers.items()}

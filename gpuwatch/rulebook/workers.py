@@ -17,11 +17,13 @@ from gpuwatch.catalog import (
     SHARED_MEMORY_TOTAL,
     SHARED_MEMORY_USED,
     WORKER_BLOCKED,
+    WORKER_BUSY,
+    WORKER_CPU,
     WORKER_CPU_WAIT,
     WORKER_DEATHS,
 )
 from gpuwatch.expr import Quantity, series_key
-from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, one_minus, ramp
+from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, ramp
 from gpuwatch.rulebook.waiting import (
     ADVICE,
     CORES,
@@ -45,11 +47,16 @@ ITEMS_PART = LOADER_PART_SECONDS.where(part="items")
 COLLATE_PART = LOADER_PART_SECONDS.where(part="collate")
 COLLATE_SHARE = COLLATE_PART / (ITEMS_PART + COLLATE_PART)
 
-# Of the time the training thread makes batches itself, what it neither ran nor waited for a core: at least so much.
-OWN_BLOCKED = one_minus((LOADER_BATCH_CPU_SECONDS * BATCHES + CPU_WAIT_SECONDS) / PHASE_SECONDS.where(phase="data"))
-BLOCKED = (WORKER_BLOCKED >= 0.5) | (LOADER_WORKERS.equals(0) & (OWN_BLOCKED >= 0.5))
+# Waits for a core are left out on both sides: others on the machine have no part in what loading waits for. But where
+# they are nearly all there is, the rest says nothing.
+MORE_BLOCKED = WORKER_BLOCKED / WORKER_CPU >= 1.0
+# The training thread's waits for a core are known of all phases together: it was asleep for at least so long.
+OWN_SECONDS_A_CPU_SECOND = (PHASE_SECONDS.where(phase="data") - CPU_WAIT_SECONDS) / (LOADER_BATCH_CPU_SECONDS * BATCHES)
+BLOCKED = ((WORKER_BLOCKED >= 0.2) & MORE_BLOCKED) | (LOADER_WORKERS.equals(0) & (OWN_SECONDS_A_CPU_SECOND >= 2.0))
 
 SHM_SHARE = SHARED_MEMORY_USED / SHARED_MEMORY_TOTAL
+# Cores that the workers keep busy with making batches.
+WORKERS_CORES = LOADER_WORKERS * WORKER_BUSY * WORKER_CPU
 UNDER_WAY = LOADER_WORKERS * LOADER_PREFETCH * LOADER_BATCH_BYTES
 
 
@@ -63,15 +70,20 @@ def _parts(items: float, collate: float, batch: float = 32) -> dict[str, tuple[f
 
 
 def _workers(
-    count: float, blocked: float, needed: float, cores: float = 8, starved: float = 0.02
+    count: float, blocked: float, needed: float, cores: float = 8, starved: float = 0.02, running: float = 0.5
 ) -> dict[str, tuple[float, ...]]:
-    """A stalled run: workers, the share of their work that they are blocked, the cores it all needs and has."""
+    """A stalled run: workers, the share of their work that they are blocked, the cores it all needs and has.
+
+    ``starved`` is the share of their time that they have no core, ``running`` that of their work that they have one.
+    """
     return {
         **waits(0.030, 1 / 3, count),
         WORKER_BLOCKED.name: flat(blocked),
         LOADER_NEEDED_CORES.name: flat(needed),
         CPU_BUDGET.name: flat(cores),
         WORKER_CPU_WAIT.name: flat(starved),
+        WORKER_BUSY.name: flat(0.9),
+        WORKER_CPU.name: flat(running),
     }
 
 
@@ -150,16 +162,15 @@ RULES = (
             STEP,
             WORKERS,
             Quantity("blocked", WORKER_BLOCKED, "ratio"),
-            Quantity("alone", OWN_BLOCKED, "ratio"),
+            Quantity("cpu", LOADER_BATCH_CPU_SECONDS, "seconds"),
             *RECOMMENDED,
         ),
         because=(
-            "Training waits for data, and what makes the batches is asleep for at least half of the time that this "
-            "takes: it waits for a disk, a network, a server or a lock, not for a core. A wait for a core is counted "
-            "apart."
+            "Training waits for data, and what makes the batches is asleep for longer than it computes: it waits for a "
+            "disk, a network, a server or a lock. Waits for a core are left out."
         ),
-        evidence="{share} of step time is spent waiting: {wait} of {step} (medians); {workers} workers are blocked for "
-        "{blocked} of the time they make batches; with `num_workers=0` it is at least {alone} of the wait",
+        evidence="{share} of step time is spent waiting: {wait} of {step} (medians); a batch takes {making} to make and {cpu} "
+        "of CPU time; {workers} workers are blocked for {blocked} of the time they make batches",
         fix="Hide the latency with more workers or reads of several items at once (`__getitems__`), and make fewer, "
         "larger reads: shards or one memory-mapped file instead of a file an item, a copy on a local disk, a cache. "
         "Measure one of them first: on a warm local disk packing gains nothing.",
@@ -169,15 +180,17 @@ RULES = (
         suppresses=("data-stall",),
         techniques=("T03", "T01"),
         examples=(
-            Example("a file server", _workers(4, 0.9, 0.5), True),
+            Example("a file server", _workers(4, 0.9, 0.5, running=0.08), True),
+            Example("a file server, on a crowded machine", _workers(4, 0.3, 0.5, starved=0.6, running=0.03), True),
             Example("a file server, read by the training thread", _alone(0.020, 1.0), True),
             Example("decoding on the training thread", _alone(0.220, 1.0), False),
             Example("decoding on a training thread without a core", _alone(0.100, 10.0), False),
-            Example("workers that decode", _workers(4, 0.1, 3), False),
+            Example("workers that decode", _workers(4, 0.4, 3, running=0.55), False),
+            Example("a crowd, and little else", _workers(4, 0.08, 3, starved=0.85, running=0.04), False),
             Example("workers that decode, asked about the training thread", _alone(0.020, 1.0, 2), False),
             Example(
                 "a file server, hidden by workers",
-                {**waits(0.001, 0.02, 8), WORKER_BLOCKED.name: flat(0.9)},
+                {**_workers(8, 0.9, 0.5, running=0.08), **waits(0.001, 0.02)},
                 False,
             ),
         ),
@@ -187,9 +200,7 @@ RULES = (
         title="Loading needs more CPU than there is",
         severity="warn",
         scope="rank",
-        when=(LONG_WAIT & (LOADER_WORKERS > 0) & (LOADER_NEEDED_CORES / CPU_BUDGET >= 1.0)).unless(
-            WORKER_BLOCKED >= 0.5
-        ),
+        when=(LONG_WAIT & (LOADER_WORKERS > 0) & (LOADER_NEEDED_CORES / CPU_BUDGET >= 1.0)).unless(MORE_BLOCKED),
         hold_minutes=2,
         value=SHARE,
         quantities=(
@@ -217,7 +228,7 @@ RULES = (
         techniques=("T04", "T03"),
         examples=(
             Example("decoding on every core", _workers(8, 0.05, 13), True),
-            Example("a file server, and much to decode", _workers(8, 0.8, 13), False),
+            Example("a file server, and much to decode", _workers(8, 0.8, 13, running=0.15), False),
             Example("too few workers for the cores there are", _workers(2, 0.05, 5), False),
             Example("no workers at all", {**_workers(0, 0.05, 13)}, False),
             Example(
@@ -237,17 +248,21 @@ RULES = (
         title="More loader workers than cores, and they wait for one",
         severity="warn",
         scope="rank",
-        when=LONG_WAIT & (LOADER_WORKERS / CPU_BUDGET > 1.0) & (WORKER_CPU_WAIT >= 0.3),
+        # No floor for the wait: it comes in bursts, and that the workers use the cores themselves rules out a crowd.
+        when=(WAIT_SHARE >= 0.10)
+        & (LOADER_WORKERS / CPU_BUDGET > 1.0)
+        & (WORKER_CPU_WAIT >= 0.3)
+        & (WORKERS_CORES / CPU_BUDGET >= 0.4),
         hold_minutes=2,
         value=Quantity("waiting", WORKER_CPU_WAIT, "ratio"),
-        quantities=(SHARE, WAIT, STEP, WORKERS, CORES, *RECOMMENDED),
+        quantities=(SHARE, WORKERS, CORES, Quantity("used", WORKERS_CORES, "count"), *RECOMMENDED),
         because=(
             "There are more workers than this rank has cores, and they spend much of their time ready to run but "
             "without a core: they take turns, and take the training thread's core too. Many workers that wait for "
             "storage are fine, and are not reported."
         ),
-        evidence="{workers} workers share {cores} cores and wait for one {waiting} of the time; {share} of step time "
-        "is spent waiting for them",
+        evidence="{workers} workers share {cores} cores, use {used} of them and wait for one {waiting} of the time; "
+        "{share} of step time is spent waiting for them",
         fix="Lower `num_workers` to the cores this rank may use, less one for training.",
         clauses=ADVICE,
         gain=Gain("cores for the training thread, memory of the workers, shorter starts of an epoch"),
@@ -256,14 +271,11 @@ RULES = (
         techniques=("T01",),
         examples=(
             Example("sixteen workers on eight cores", _workers(16, 0.02, 6, starved=0.5), True),
-            Example("sixteen workers that wait for storage", _workers(16, 0.9, 1, starved=0.04), False),
-            Example("other programs on the machine", _workers(4, 0.02, 6, starved=0.5), False),
+            Example("sixteen workers that wait for storage", _workers(16, 0.9, 1, starved=0.04, running=0.3), False),
+            Example("other programs on the cores of a few workers", _workers(7, 0.02, 6, starved=0.5), False),
+            Example("other programs on the cores of many", _workers(16, 0.6, 1, starved=0.5, running=0.1), False),
             Example(
-                "sixteen workers, and no wait",
-                {
-                    **waits(0.001, 0.02, 16), CPU_BUDGET.name: flat(8), WORKER_CPU_WAIT.name: flat(0.5),
-                },
-                False,
+                "sixteen workers, and no wait", {**_workers(16, 0.02, 6, starved=0.5), **waits(0.001, 0.02)}, False
             ),
         ),
     ),
