@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpuwatch
-from gpuwatch.catalog import USED_GPUS, VISIBLE_GPUS
+from gpuwatch.catalog import GRADIENT_SYNCS, USED_GPUS, VISIBLE_GPUS
 from gpuwatch.reader import read_all
 from gpuwatch_hooks.identity import identity
 from gpuwatch_hooks.launch import Ranks, job_id, ranks_of, run_name
@@ -89,6 +89,23 @@ def test_data_parallel_is_found_wherever_it_is(records: Path) -> None:
     assert found.distributed() is None and found.reduces() is None
     found.find([nn.Linear(2, 2)])
     assert found.replicated == {}
+
+
+def test_what_a_wrapper_wraps_is_enough_to_find_it(records: Path, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        inner = nn.Linear(2, 1)
+        model = nn.parallel.DistributedDataParallel(inner)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with gpuwatch.attach(inner):
+            for micro in range(60):
+                model(torch.ones(4, 2)).sum().backward()
+                if micro % 2:
+                    optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    (record,), _ = read_all(records)
+    assert record.values[GRADIENT_SYNCS.name] == 2
 
 
 def test_a_model_without_wrappers_says_nothing_of_other_ranks(records: Path) -> None:

@@ -78,8 +78,9 @@ class DistributedProbe:
     # -- looks -------------------------------------------------------------------------------------------------------
 
     @guarded("distributed")
-    def forward_begin(self) -> None:
+    def forward_begin(self, module: torch.nn.Module) -> None:
         """A watched model is called to train: now is decided whether its backward reduces gradients."""
+        self.wrappers.entered(module)
         self._reduces = self.wrappers.reduces()
         self._entered = monotonic_ns()
 

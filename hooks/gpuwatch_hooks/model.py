@@ -70,7 +70,7 @@ def forward_begin(session: Session, module: torch.nn.Module, arguments: tuple[ob
     clock = session.clock
     clock.forward_begin(mode)
     if mode in (TRAIN, EITHER):
-        session.distributed.forward_begin()
+        session.distributed.forward_begin(module)
     if mode == EITHER:
         session.evaluation.forward_begin()
     elif mode == TRAIN and session.evaluation.open:

@@ -19,6 +19,7 @@ class Wrappers:
         self.sharded: weakref.ref[Any] | None = None
         self.waits_within = False  # forward and backward wait for other ranks themselves
         self._distributed: list[weakref.ref[DistributedDataParallel]] = []
+        self._around: weakref.ref[DistributedDataParallel] | None = None
 
     def find(self, models: Iterable[torch.nn.Module]) -> None:
         """Look through all modules of these models."""
@@ -37,9 +38,15 @@ class Wrappers:
                     self.waits_within = True
                 elif issubclass(type(module), torch.nn.SyncBatchNorm):
                     self.waits_within = True
-        inner = DistributedDataParallel._active_ddp_module  # attach got the module that this one wraps
-        if not self._distributed and inner is not None and any(inner.module is model for model in models):
-            self._distributed.append(weakref.ref(inner))
+        if not self._distributed and self._around is not None:
+            self._distributed.append(self._around)
+
+    def entered(self, module: torch.nn.Module) -> None:
+        """A watched module is called: by a DistributedDataParallel around it, where attach got what that one wraps."""
+        around = DistributedDataParallel._active_ddp_module
+        if around is not None and not self._distributed and around.module is module:
+            self._around = weakref.ref(around)
+            self._distributed.append(self._around)
 
     def distributed(self) -> DistributedDataParallel | None:
         """The one DistributedDataParallel, None where there are several: whose gradients a backward reduces is open."""
