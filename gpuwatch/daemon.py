@@ -93,11 +93,13 @@ def serve(
             stack.callback(sampler.stop)
             threading.Thread(target=server.serve_forever, name="gpuwatch-http", daemon=True).start()
             stack.callback(server.shutdown)
+            trouble = _announce(lock, server)
             _say(f"serving {server.url} for {directory}")
-            if not server.is_loopback() and (guard is None or not guard.users):
+            if trouble:
+                _say(trouble)
+            if not server.is_loopback() and (guard is None or not guard.asks):
                 _say(f"warning: whoever reaches {host} can read what is served: --web-config FILE asks for a password")
             heap.give_back()
-            _announce(lock, server)
             _Watch(lock, server).run(exit_when_idle)
             return 0
     except (UsageError, service.Served) as error:
@@ -151,11 +153,13 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _announce(lock: _Lock, server: Server) -> None:
+def _announce(lock: _Lock, server: Server) -> str:
+    """Write down where it serves; returns what is wrong when that cannot be done: it serves all the same."""
     try:
         service.announce(lock.file, server.server_port, server.url)
-    except OSError as error:  # a full disk: it serves all the same
-        _say(f"cannot write down in {lock.directory / service.FILE} where it serves: {error.strerror}")
+    except OSError as error:  # a full disk
+        return f"cannot write down in {lock.directory / service.FILE} where it serves: {error.strerror}"
+    return ""
 
 
 class _Watch:
@@ -224,8 +228,7 @@ class _Watch:
             file = service.hold(self._lock.directory)
             os.close(self._lock.file)
             self._lock.file = file
-            _announce(self._lock, self._server)
-            _say(f"{self._lock.directory} was made anew: serving it")
+            _say(_announce(self._lock, self._server) or f"{self._lock.directory} was made anew: serving it")
 
     def _bury(self, record: Path) -> None:
         """Write the post-mortem of a rank that left no end mark."""

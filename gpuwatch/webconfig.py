@@ -73,6 +73,8 @@ class WebConfig:
         self._failed: object = None
         self.secure = self._settings.context is not None
         self.users = bool(self._settings.users)
+        context = self._settings.context
+        self.asks = self.users or (context is not None and context.verify_mode == ssl.CERT_REQUIRED)
 
     def context(self) -> ssl.SSLContext:
         """The context for the next connection."""
