@@ -169,8 +169,8 @@ RULES = (
             "Training waits for data, and what makes the batches is asleep for longer than it computes: it waits for a "
             "disk, a network, a server or a lock. Waits for a core are left out."
         ),
-        evidence="{share} of step time is spent waiting: {wait} of {step} (medians); a batch takes {making} to make and {cpu} "
-        "of CPU time; {workers} workers are blocked for {blocked} of the time they make batches",
+        evidence="{share} of step time is spent waiting: {wait} of {step} (medians); a batch takes {making} to make "
+        "and {cpu} of CPU time; {workers} workers are blocked for {blocked} of the time they make batches",
         fix="Hide the latency with more workers or reads of several items at once (`__getitems__`), and make fewer, "
         "larger reads: shards or one memory-mapped file instead of a file an item, a copy on a local disk, a cache. "
         "Measure one of them first: on a warm local disk packing gains nothing.",
