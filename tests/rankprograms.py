@@ -64,7 +64,7 @@ for step, (batch,) in zip(range(@STEPS@), loader):
 state = [*model.parameters(), *model.buffers(), torch.get_rng_state()]
 local = [getattr(each, "_local_tensor", each) for each in state]
 result = hash(tuple(number for each in local for number in each.detach().flatten().tolist()))
-os.write(1, f"rank {RANK} {result}\n".encode())  # at once: two processes write
+os.write(1, f"rank {RANK} {result}\\n".encode())  # at once: two processes write
 dist.barrier()
 dist.destroy_process_group()
 """
