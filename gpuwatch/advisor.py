@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Any
 
 from gpuwatch.expr import History, Peered
 from gpuwatch.history import history_of, observation_key, settled, slow_phase
@@ -90,12 +91,13 @@ def _compared(
     snapshots: Sequence[Snapshot], histories: Sequence[History], rules: Iterable[Rule]
 ) -> Iterator[tuple[Rule, Snapshot | None, Finding]]:
     """The rules on several ranks that hold, with the rank and what there is to say of it."""
+    shared: dict[object, Any] = {}
     for rule in rules:
         ranks: list[tuple[Snapshot | None, History]] = [(None, {})]
         if rule.scope == "peer":
             ranks = list(zip(snapshots, histories, strict=True))
         for snapshot, own in ranks:
-            for (_, place), view in rule.views(Peered(own, histories)).items():
+            for (_, place), view in rule.views(Peered(own, histories, shared)).items():
                 severity = severity_at(rule, view)
                 if severity is not None:
                     seen = _beside_peers(rule, snapshot if len(snapshots) > 1 else None, place)

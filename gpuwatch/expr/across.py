@@ -11,6 +11,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpuwatch.expr.series import History, Samples, series_key
 from gpuwatch.expr.tree import Expr
@@ -29,11 +30,16 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Peered(dict[str, Samples]):
-    """The history of one rank (empty for the run as a whole) with ``peers``, those of all its ranks, its own too."""
+    """The history of one rank (empty for the run as a whole) with ``peers``, those of all its ranks, its own too.
 
-    def __init__(self, own: History, peers: Sequence[History]) -> None:
+    What was computed of all ranks is kept in ``shared``, which the ranks of a run have in common: without it the cost
+    would grow with the square of their number.
+    """
+
+    def __init__(self, own: History, peers: Sequence[History], shared: dict[object, Any] | None = None) -> None:
         super().__init__(own)
         self.peers = tuple(peers)
+        self.shared: dict[object, Any] = {} if shared is None else shared
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,14 @@ class Across(Expr):
     expr: Expr
 
     def value(self, history: History) -> float | None:
-        peers = history.peers if isinstance(history, Peered) else (history,)
+        if not isinstance(history, Peered):
+            return self._over((history,))
+        if self not in history.shared:
+            history.shared[self] = self._over(history.peers)
+        found: float | None = history.shared[self]
+        return found
+
+    def _over(self, peers: Sequence[History]) -> float | None:
         known = [number for peer in peers if (number := self.expr.value(peer)) is not None]
         return float(_PYTHON[self.how](known)) if known else None
 
@@ -108,12 +121,11 @@ def places_of(history: History, label: str) -> list[str]:
 
 def of_place(history: History, label: str, place: str) -> History:
     """The history without the series of other places: those whose ``label`` has another value."""
-    mine = f'{label}="{place}"'
-
-    def elsewhere(key: str) -> bool:
-        return f'{label}="' in key and mine not in key
-
-    kept = {key: samples for key, samples in history.items() if not elsewhere(key)}
-    if isinstance(history, Peered):
-        return Peered(kept, [of_place(peer, label, place) for peer in history.peers])
-    return kept
+    mine, any_place = f'{label}="{place}"', f'{label}="'
+    kept = {key: samples for key, samples in history.items() if any_place not in key or mine in key}
+    if not isinstance(history, Peered):
+        return kept
+    if (label, place) not in history.shared:
+        history.shared[label, place] = [of_place(peer, label, place) for peer in history.peers], {}
+    peers, shared = history.shared[label, place]
+    return Peered(kept, peers, shared)

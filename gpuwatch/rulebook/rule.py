@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuwatch.catalog import OBSERVATION, SCOPES
 from gpuwatch.expr import (
@@ -137,7 +138,8 @@ class Rule:
             ranks = {"": of_run(history)}
         else:
             peers = by_rank(history)
-            ranks = {rank: Peered(own, list(peers.values())) for rank, own in peers.items()}
+            shared: dict[object, Any] = {}
+            ranks = {rank: Peered(own, list(peers.values()), shared) for rank, own in peers.items()}
         if self.observed or not self.place:
             return {(rank, ""): view for rank, view in ranks.items()}
         return {
