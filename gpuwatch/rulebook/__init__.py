@@ -9,6 +9,7 @@ from gpuwatch.rulebook import (
     compute,
     data,
     debug,
+    devices,
     distributed,
     evaluation,
     fragmentation,
@@ -31,6 +32,7 @@ __all__ = ["RECORDS", "RULES", "RULES_BY_ID", "Example", "Gain", "Rule"]
 RULES: tuple[Rule, ...] = (
     *run.RULES,
     *distributed.RULES,
+    *devices.RULES,
     *regression.RULES,
     *memory.RULES,
     *capacity.RULES,
