@@ -252,7 +252,7 @@ RULES = (
         when=(WAIT_SHARE >= 0.10)
         & (LOADER_WORKERS / CPU_BUDGET > 1.0)
         & (WORKER_CPU_WAIT >= 0.3)
-        & (WORKERS_CORES / CPU_BUDGET >= 0.4),
+        & (WORKERS_CORES / CPU_BUDGET >= 0.25),
         hold_minutes=2,
         value=Quantity("waiting", WORKER_CPU_WAIT, "ratio"),
         quantities=(SHARE, WORKERS, CORES, Quantity("used", WORKERS_CORES, "count"), *RECOMMENDED),
