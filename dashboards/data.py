@@ -95,7 +95,7 @@ def _workers() -> tuple[Panel, ...]:
             f"{WORKER_BUSY.help} {WORKER_CPU_WAIT.help}",
             [Query(select(WORKER_BUSY), RANK + " makes batches"),
              Query(select(WORKER_CPU_WAIT), RANK + " waits for a core")],
-            "percentunit", top=1, limits=limits("data-workers-oversubscribed", WORKER_CPU_WAIT),
+            "percentunit", top=1,
         ),
         timeseries(
             "What making a batch waits for",

@@ -128,7 +128,7 @@ RULES = (
         scope="rank",
         # Those of one loader may be on their way out, or wait for the next evaluation.
         when=((WORKERS_IDLE / LOADER_WORKERS >= 2) & (WORKERS_IDLE >= 2))
-        | ((LOADERS_BUILT >= 3) & (LOADER_WORKERS > 0) & (RESTART_SHARE >= 0.05) & (RESTART_COST >= 0.1)),
+        | ((LOADERS_BUILT >= 3) & (LOADER_WORKERS > 0) & (RESTART_SHARE >= 0.05) & (RESTART_COST >= 0.02)),
         hold_minutes=1,
         value=Quantity("idle", WORKERS_IDLE, "count"),
         quantities=(
@@ -157,7 +157,7 @@ RULES = (
             Example("a new one at every epoch", _built(9, 1, 0.4), True),
             Example("a new one at every epoch, without workers", _built(9, 0, 0.4), False),
             Example("a new one at every epoch of an hour", _built(9, 2, 0.4, training=600), False),
-            Example("a new one at every epoch, quickly started", _built(9, 2, 0.02, training=2), False),
+            Example("a new one at every epoch, quickly started", _built(9, 2, 0.005, training=0.5), False),
             Example("one for the whole run", _built(1, 2, 0.4), False),
             Example("a loader that has just ended", {WORKERS_IDLE.name: flat(4), LOADER_WORKERS.name: flat(4)}, False),
             Example(

@@ -23,7 +23,7 @@ from gpuwatch.catalog import (
     WORKER_DEATHS,
 )
 from gpuwatch.expr import Quantity, series_key
-from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, ramp
+from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, one_minus, ramp
 from gpuwatch.rulebook.waiting import (
     ADVICE,
     CORES,
@@ -57,6 +57,8 @@ BLOCKED = ((WORKER_BLOCKED >= 0.2) & MORE_BLOCKED) | (LOADER_WORKERS.equals(0) &
 SHM_SHARE = SHARED_MEMORY_USED / SHARED_MEMORY_TOTAL
 # Cores that the workers keep busy with making batches.
 WORKERS_CORES = LOADER_WORKERS * WORKER_BUSY * WORKER_CPU
+# Of the time they make batches, what they are ready but have no core.
+NO_CORE = one_minus(WORKER_CPU + WORKER_BLOCKED)
 UNDER_WAY = LOADER_WORKERS * LOADER_PREFETCH * LOADER_BATCH_BYTES
 
 
@@ -251,31 +253,34 @@ RULES = (
         # No floor for the wait: it comes in bursts, and that the workers use the cores themselves rules out a crowd.
         when=(WAIT_SHARE >= 0.10)
         & (LOADER_WORKERS / CPU_BUDGET > 1.0)
-        & (WORKER_CPU_WAIT >= 0.3)
+        & (NO_CORE >= 0.4)
         & (WORKERS_CORES / CPU_BUDGET >= 0.25),
         hold_minutes=2,
-        value=Quantity("waiting", WORKER_CPU_WAIT, "ratio"),
+        value=Quantity("waiting", NO_CORE, "ratio"),
         quantities=(SHARE, WORKERS, CORES, Quantity("used", WORKERS_CORES, "count"), *RECOMMENDED),
         because=(
             "There are more workers than this rank has cores, and they spend much of their time ready to run but "
             "without a core: they take turns, and take the training thread's core too. Many workers that wait for "
             "storage are fine, and are not reported."
         ),
-        evidence="{workers} workers share {cores} cores, use {used} of them and wait for one {waiting} of the time; "
+        evidence="{workers} workers share {cores} cores, use {used} of them and wait for one in {waiting} of the time "
+        "they make batches; "
         "{share} of step time is spent waiting for them",
         fix="Lower `num_workers` to the cores this rank may use, less one for training.",
         clauses=ADVICE,
         gain=Gain("cores for the training thread, memory of the workers, shorter starts of an epoch"),
-        check="`gpuwatch_loader_worker_cpu_wait_ratio` falls below 0.3 and the wait for data does not grow.",
+        check="`gpuwatch_loader_worker_cpu_wait_ratio` falls and the wait for data does not grow.",
         suppresses=("data-stall",),
         techniques=("T01",),
         examples=(
-            Example("sixteen workers on eight cores", _workers(16, 0.02, 6, starved=0.5), True),
-            Example("sixteen workers that wait for storage", _workers(16, 0.9, 1, starved=0.04, running=0.3), False),
-            Example("other programs on the cores of a few workers", _workers(7, 0.02, 6, starved=0.5), False),
-            Example("other programs on the cores of many", _workers(16, 0.6, 1, starved=0.5, running=0.1), False),
+            Example("sixteen workers on eight cores", _workers(16, 0.02, 6, starved=0.5, running=0.3), True),
+            Example("sixteen workers that wait for storage", _workers(16, 0.66, 1, starved=0.04, running=0.3), False),
+            Example("other programs on the cores of a few", _workers(7, 0.02, 6, starved=0.5, running=0.4), False),
+            Example("other programs on the cores of many", _workers(16, 0.3, 1, starved=0.5, running=0.1), False),
             Example(
-                "sixteen workers, and no wait", {**_workers(16, 0.02, 6, starved=0.5), **waits(0.001, 0.02)}, False
+                "sixteen workers, and no wait",
+                {**_workers(16, 0.02, 6, starved=0.5, running=0.3), **waits(0.001, 0.02)},
+                False,
             ),
         ),
     ),
