@@ -112,7 +112,7 @@ class LeakProbe:
             self._epochs, self._epoch_began = around.epochs, step
         asked = (self.retention.asking or self.growth.asking) and step >= self._last_step + ASKED_EVERY
         rising = self.growth.rising and not self.said and step >= self._last_step + EVERY_AT_FIRST
-        if step < self.next_step and not asked and not rising:
+        if (step < self.next_step and not asked and not rising) or (self.searches and step <= self._last_step):
             return
         if self.spent > ALLOWANCE_NANOSECONDS + SHARE * (monotonic_ns() - self.began):
             return
