@@ -4,10 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: test demo bench bench-scale bench-data check render clean
+.PHONY: test e2e demo bench bench-scale bench-data check render clean
 
 test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
+
+# One story on real servers, with its timings; part of `make test` too.
+e2e: $(READY)
+	$(BIN)/python -m pytest -m e2e -s $(ARGS)
 
 demo: $(READY)
 	$(BIN)/gpuwatch demo $(ARGS)

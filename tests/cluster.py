@@ -101,11 +101,11 @@ class Webhook:
         """Where it listens."""
         return int(self.server.server_address[1])
 
-    def told(self, rule: str, status: str) -> tuple[float, dict[str, Any]] | None:
-        """The first alert of this rule that came with this status, and when; None before it came."""
+    def told(self, rule: str, status: str, since: float) -> tuple[float, dict[str, Any]] | None:
+        """The first alert of this rule that came since then with this status, and when; None before it came."""
         for when, message in self.received:
             for alert in message["alerts"]:
-                if alert["labels"].get("rule") == rule and alert["status"] == status:
+                if when >= since and alert["labels"].get("rule") == rule and alert["status"] == status:
                     return when, alert
         return None
 

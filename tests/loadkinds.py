@@ -120,6 +120,6 @@ def persistent(**options: Any) -> Any:
 
 def stateful(**options: Any) -> Any:
     """torchdata's loader, which can be stopped and gone on with."""
-    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-not-found,unused-ignore]
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(Items(), 3, shuffle=True, **options)

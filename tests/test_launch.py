@@ -128,6 +128,6 @@ def test_accelerators_that_are_left_alone_are_counted(records: Path, monkeypatch
     from gpuwatch_hooks.distributed import DistributedProbe
 
     writer = RecordWriter(records, {"run": "r", "rank": 0})
-    DistributedProbe(writer, []).publish()
+    DistributedProbe(writer, [], []).publish()
     values = writer.snapshot().values
     assert (values[VISIBLE_GPUS.name], values[USED_GPUS.name]) == (4, 1)

@@ -196,7 +196,9 @@ def test_without_the_library_there_is_one_clear_line() -> None:
         check=False,
     )
     last = asked.stderr.splitlines()[-1]
-    assert last.startswith("gpuwatch.nvml.unavailable.NvmlUnavailable: no GPU telemetry: libnvidia-ml.so.1 was not found")
+    assert last.startswith(
+        "gpuwatch.nvml.unavailable.NvmlUnavailable: no GPU telemetry: libnvidia-ml.so.1 was not found"
+    )
 
 
 def test_a_stuck_driver_holds_up_nobody_and_its_last_sample_goes_stale(

@@ -10,6 +10,7 @@ import json
 import statistics
 import weakref
 from collections import deque
+from collections.abc import Mapping, Sequence
 from time import monotonic_ns
 
 import torch
@@ -56,11 +57,16 @@ _STATES = {"enqueued": "last_enqueued_collective", "completed": "last_completed_
 class DistributedProbe:
     """One process among several, or one that leaves devices idle."""
 
-    def __init__(self, record: RecordWriter, models: list[weakref.ref[torch.nn.Module]]) -> None:
+    def __init__(
+        self,
+        record: RecordWriter,
+        models: list[weakref.ref[torch.nn.Module]],
+        looked: Sequence[Mapping[str, float]],
+    ) -> None:
         self.record = record
         self.models = models
         self.wrappers = Wrappers()
-        self.own = OwnWork(record)
+        self.own = OwnWork(record, looked)
         self.alone = record.identity.get("world_size", 1) == 1
         self._ticks = 0
         self._finds = 0
@@ -106,10 +112,8 @@ class DistributedProbe:
         if self._reduces is not None:
             self._syncs.append(self._reduced)
         self._reduced = 0
-        if not self.alone:
-            self.own.step_end()
-            if self._steps <= SAMPLED_AT_FIRST:
-                self._sample()
+        if not self.alone and self._steps <= SAMPLED_AT_FIRST:
+            self._sample()
 
     def inner(self) -> torch.nn.Module | None:
         """The module whose call tells when buffers are in step; None where no time passes before it."""

@@ -7,6 +7,7 @@ backward, optimizer and other in the proportions of the steps that were looked a
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 
 from gpuwatch.catalog import (
     BATCHES,
@@ -23,6 +24,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.layout import Column, Phase, Tag
 from gpuwatch.record import RecordWriter
+from gpuwatch.window import WARM_UP_STEPS
 
 _COUNTERS = (
     BATCHES,
@@ -40,6 +42,9 @@ _NAMES = {DATA: "data", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "op
 _SPLIT = (OTHER, FORWARD, BACKWARD, OPTIMIZER)
 _NAN = float("nan")
 
+LOOKED_STEPS = 40
+"""Looked-at steps that are kept: few enough that a rank that becomes slow, or is slow no more, is noticed soon."""
+
 UNEVEN_STEPS = 64
 UNEVEN_SECONDS = 0.02
 
@@ -51,6 +56,7 @@ class Ledger:
         self.record = record
         self.totals = [0.0] * len(Phase)
         self.proportions = [0.0] * len(Phase)
+        self.looked: deque[dict[str, float]] = deque(maxlen=LOOKED_STEPS)
         self._series: dict[int, int] = {}
         self._index = {metric.name: record.counter(metric.name) for metric in _COUNTERS}
         self._bucket_index = [
@@ -106,6 +112,11 @@ class Ledger:
         values[self._bucket_index[bisect_left(STEP_BOUNDS, seconds)]] += 1
         values[self._sum_index] += seconds
         self._charge(data, other, forward, backward, optimizer, looked=bool(looked))
+        if forward and backward and not tags and number > WARM_UP_STEPS:
+            parts = {"forward": forward, "backward": backward, "optimizer": optimizer, "other": other}
+            if fetched:
+                parts["data"] = data
+            self.looked.append({phase: nanoseconds / 1e9 for phase, nanoseconds in parts.items()})
         if epoch_start:
             self.add(EPOCH_START_SECONDS.name, epoch_start / 1e9)
         self.aside(evaluation, between)

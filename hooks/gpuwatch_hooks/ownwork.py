@@ -8,51 +8,28 @@ for buffers that it begins with. Where nobody tells wait from work (``fully_shar
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections.abc import Mapping, Sequence
 
 from gpuwatch.catalog import OWN_SECONDS, OWN_STEP_SECONDS
-from gpuwatch.layout import Column, Tag
 from gpuwatch.record import RecordWriter
 
 FEWEST_STEPS = 20
-RECENT_STEPS = 128
-WARM_UP_STEPS = 10
-
-_LEFT_OUT = int(Tag.EPOCH_START | Tag.EVALUATION | Tag.COMPILE | Tag.GC)
-_PHASES = {
-    "data": Column.DATA,
-    "forward": Column.FORWARD,
-    "backward": Column.BACKWARD,
-    "optimizer": Column.OPTIMIZER,
-}
+PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 class OwnWork:
-    """The recent steps that were looked at, and what of them was the rank's own."""
+    """What of the recent steps that were looked at (``steps``, seconds by phase) was the rank's own."""
 
-    def __init__(self, record: RecordWriter) -> None:
+    def __init__(self, record: RecordWriter, steps: Sequence[Mapping[str, float]]) -> None:
         self.record = record
-        self._last = 0.0
-        self._steps: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
-
-    def step_end(self) -> None:
-        """Take in the last step that was written, if it was looked at."""
-        for row in self.record.recent_rows(1):
-            fresh = row[Column.NUMBER] > max(self._last, WARM_UP_STEPS)
-            if not fresh or int(row[Column.TAGS]) & _LEFT_OUT:
-                continue
-            spent = {phase: row[column] for phase, column in _PHASES.items() if row[column] == row[column]}
-            if "forward" in spent and "backward" in spent:
-                self._last = row[Column.NUMBER]
-                spent["other"] = row[Column.TOTAL] - sum(spent.values())
-                self._steps.append(spent)
+        self._steps = steps
 
     def publish(self, known: dict[str, float | None]) -> None:
         """Write the medians by phase. ``known`` are phases in which waits were told from work; None leaves one out."""
         if len(self._steps) < FEWEST_STEPS:
             return
         own: dict[str, float] = {}
-        for phase in (*_PHASES, "other"):
+        for phase in PHASES:
             seconds = [spent[phase] for spent in self._steps if phase in spent]
             measured = known[phase] if phase in known else statistics.median(seconds) if seconds else None
             if measured is not None:

@@ -6,7 +6,8 @@ finds cold caches and costs five to ten times what it costs in a loop (measured:
 added 60 us to a step of 360 us, noting the moments and replaying them adds a fraction of that).
 
 A *look* is one step with all hooks in place: forward, backward and optimizer are told apart, and the probes look at
-gradients, switches and graphs. The first steps of a run are all looked at, later one in :data:`LOOK_EVERY`; a switch to
+gradients, switches and graphs. The first steps of a run are all looked at, later one in :data:`LOOK_EVERY`, rarer
+or more often by what a look costs beside a step; a switch to
 eval mode and the end of an epoch open a look too, so that an evaluation is seen.
 """
 
@@ -32,6 +33,12 @@ DENSE_STEPS = 64
 SETTLED_STEPS = 512
 """Steps after which looks come four times as rarely."""
 
+LOOK_NANOSECONDS = 300_000
+"""What a look adds to its step (measured: 279 us)."""
+
+LOOK_SHARE = 0.001
+"""Share of a run's time that looks may take: of long steps more are looked at, up to one in :data:`HURRIED_EVERY`."""
+
 HURRIED_EVERY = 8
 """Steps between looks while something suspicious is followed up."""
 
@@ -41,7 +48,7 @@ MOST_NOTES = 1 << 14
 class Pace:
     """The notes of the resting hooks and the state they need at each step."""
 
-    __slots__ = ("looking", "looks", "mask", "next_look", "next_tick", "note", "notes", "steps", "words")
+    __slots__ = ("_rested", "looking", "looks", "mask", "next_look", "next_tick", "note", "notes", "steps", "words")
 
     def __init__(self, record: RecordWriter) -> None:
         self.notes: deque[int] = deque(maxlen=MOST_NOTES)  # bounded, should nobody come to work through it
@@ -53,13 +60,20 @@ class Pace:
         self.next_look = 0
         self.next_tick = 0
         self.words = record.words
+        self._rested = (0, 0)  # step and nanoseconds of the last time that looking ended
 
-    def rest_until(self, steps: int, hurried: bool = False) -> None:
+    def rest_until(self, steps: int, now: int, hurried: bool = False) -> None:
         """The next look is due about :data:`LOOK_EVERY` steps from here; not exactly, lest it beat with the run.
 
-        Later in a run looks grow rarer: what there is to see has been seen, and a step in 128 is enough to go by.
+        Later in a run of short steps looks grow rarer: what there is to see has been seen, and a step in 128 is enough
+        to go by. Where steps are long, looks cost next to nothing, and a change shall not go unseen for an hour.
         """
         every = LOOK_EVERY if steps < SETTLED_STEPS else 4 * LOOK_EVERY
+        before, then = self._rested
+        self._rested = steps, now
+        if then and steps > before:
+            affordable = int(LOOK_NANOSECONDS / LOOK_SHARE * (steps - before) / max(1, now - then))
+            every = min(every, max(HURRIED_EVERY, affordable))
         if hurried:
             every = HURRIED_EVERY
         self.looks += 1

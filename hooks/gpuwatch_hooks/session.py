@@ -87,7 +87,7 @@ class Session:
         self.resources = ResourceProbe(self.record)
         self.threads = ThreadProbe(self.record, local_ranks())
         self.device = DeviceProbe(self.record, self.clock)
-        self.distributed = DistributedProbe(self.record, self.models)
+        self.distributed = DistributedProbe(self.record, self.models, self.clock.ledger.looked)
         self.growth = GrowthProbe(self.record, self.clock)
         self.leaks = LeakProbe(self.record, self.clock, self.models, self.retention, self.growth)
         self.handles = HandleProbe(self.record, self.clock, self.models)
@@ -153,7 +153,7 @@ class Session:
         pace = self.pace
         pace.steps = self.clock.steps
         pace.mask = self.clock.stepped_mask()
-        pace.rest_until(pace.steps, hurried=self.retention.suspicious() or self.growth.suspicious())
+        pace.rest_until(pace.steps, self.clock.mark, hurried=self.retention.suspicious() or self.growth.suspicious())
         self.close_look()
 
     def renew_look(self) -> None:
