@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import gpuwatch
 from gpuwatch.advisor import Finding
+from tests.holders import FEATURES, wide
 from tests.loops import AfterStep, Batch, loader_of, perceptron
-from tests.test_leak_holders import FEATURES, LEAKS, leaks, unhurried, wide
+from tests.test_leak_holders import LEAKS, leaks, unhurried
 
 __all__ = ["unhurried"]
 
@@ -243,197 +241,3 @@ def test_results_of_an_evaluation_that_are_kept_for_one_epoch_are_quiet() -> Non
 
 
 # -- work that grows ---------------------------------------------------------------------------------------------------
-
-
-class Unrolled(nn.Module):
-    """A cell that is stepped through a sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(8, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, inputs: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores, and the state after the last place."""
-        for place in range(inputs.shape[1]):
-            state = self.cell(inputs[:, place], state)
-        assert state is not None
-        return self.head(state), state
-
-
-def batches(sizes: Iterator[tuple[int, int]]) -> Iterator[torch.Tensor]:
-    for batch, length in sizes:
-        yield torch.randn(batch, length, 8)
-
-
-def unroll(sizes: list[tuple[int, int]]) -> list[Finding]:
-    """Train on batches of these sizes and lengths."""
-    model = Unrolled()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    watch = gpuwatch.attach(model)
-    for inputs in batches(iter(sizes)):
-        optimizer.zero_grad()
-        output, _ = model(inputs)
-        loss = output.square().mean()
-        loss.backward()
-        optimizer.step()
-    return leak_findings(watch)
-
-
-def test_sequences_that_grow_are_quiet() -> None:
-    assert not unroll([(4, 2 + step // 12) for step in range(150)])
-
-
-def test_batches_that_double_are_quiet() -> None:
-    assert not unroll([(2 << step // 30, 3) for step in range(150)])
-
-
-@pytest.mark.parametrize("carried", [True, False])
-def test_a_state_that_is_carried_through_unrolled_steps(carried: bool) -> None:
-    model, head = Unrolled(), nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(head.parameters(), 0.01)
-    loader, state = loader_of(150, 4, 8), None
-    watch = gpuwatch.attach(model, loader)
-    for inputs, targets in loader:
-        scores, state = model(inputs.unsqueeze(1), state)
-        if not carried:
-            state = state.detach()
-        optimizer.zero_grad()
-        functional.mse_loss(head(scores.detach()), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    findings = leak_findings(watch)
-    assert any("state" in finding.where for finding in findings) if carried else not findings
-
-
-class Ema(nn.Module):
-    """Keeps a running mean of its output, in an attribute or in a buffer."""
-
-    def __init__(self, buffer: bool, detached: bool) -> None:
-        super().__init__()
-        self.layer = nn.Linear(FEATURES, 2)
-        self.detached = detached
-        if buffer:
-            self.register_buffer("ema", torch.zeros(()))
-        else:
-            self.ema: torch.Tensor = torch.zeros(())
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The layer's output."""
-        output: torch.Tensor = self.layer(inputs)
-        mean = output.detach().mean() if self.detached else output.mean()
-        self.ema = 0.9 * self.ema + 0.1 * mean
-        return output
-
-
-@pytest.mark.parametrize("buffer", [True, False])
-@pytest.mark.parametrize("detached", [True, False])
-def test_a_running_mean_in_a_module(buffer: bool, detached: bool) -> None:
-    findings = leaks(lambda step, output, loss: None, 120, model=Ema(buffer, detached))
-    assert any("ema" in finding.where for finding in findings) is not detached
-    assert detached is not bool(findings)
-
-
-def test_layers_that_are_unfrozen_midway_are_quiet() -> None:
-    model = nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(6)), nn.Linear(FEATURES, 2))
-    for parameter in model[:5].parameters():
-        parameter.requires_grad_(False)
-
-    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
-        if step in (40, 60, 80, 100, 120):
-            model[4 - (step - 40) // 20].requires_grad_(True)
-
-    assert not leaks(after, 180, model=model)
-
-
-def test_an_average_of_the_weights_that_starts_late_is_quiet() -> None:
-    model = perceptron(FEATURES)
-    average: list[nn.Module] = []
-
-    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
-        if step == 70:
-            average.append(copy.deepcopy(model))
-        if average:
-            for mine, its in zip(average[0].parameters(), model.parameters(), strict=True):
-                mine.data.lerp_(its.data, 0.1)
-
-    assert not leaks(after, 160, model=model)
-
-
-def test_a_search_for_the_learning_rate_is_quiet() -> None:
-    rates: list[float] = []
-    losses: list[float] = []
-    start = {name: tensor.clone() for name, tensor in perceptron(FEATURES).state_dict().items()}
-    model = perceptron(FEATURES)
-
-    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
-        rates.append(1e-6 * 1.1**step)
-        losses.append(loss.item())
-        if step == 80:
-            model.load_state_dict(start)
-
-    assert not leaks(after, 150, model=model)
-
-
-@pytest.mark.parametrize("graphs", [True, False])
-def test_eight_batches_to_a_step(graphs: bool) -> None:
-    model, loader = perceptron(FEATURES), loader_of(300, 4, FEATURES)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    watch = gpuwatch.attach(model, loader)
-    parts: list[torch.Tensor] = []
-    history: list[torch.Tensor] = []
-    for _ in range(4):
-        for number, (inputs, targets) in enumerate(loader):
-            loss = functional.mse_loss(model(inputs), targets) / 8
-            loss.backward()  # type: ignore[no-untyped-call]
-            parts.append(loss)
-            if number % 8 == 7:
-                optimizer.step()
-                optimizer.zero_grad()
-                total = torch.stack(parts).sum()
-                history.append(total if graphs else total.detach())
-                parts = []
-    findings = leak_findings(watch)
-    assert any("history" in finding.where for finding in findings) if graphs else not findings
-
-
-def endless(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    while True:
-        yield from loader
-
-
-@pytest.mark.parametrize("cycled", [True, False])
-def test_a_loop_over_a_cycle_that_no_name_leads_to(cycled: bool) -> None:
-    model, loader = perceptron(2048), loader_of(140, 8, 2048)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    watch = gpuwatch.attach(model, loader)
-    for inputs, targets in itertools.islice(itertools.cycle(loader) if cycled else endless(loader), 130):
-        optimizer.zero_grad()
-        functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    findings = leak_findings(watch)
-    said = [finding.evidence for finding in findings if finding.rule == "leak-host"]
-    assert bool(said) is bool(findings) is cycled
-    assert not cycled or ("test_leak_pairs.py" in said[0] and "uses itertools.cycle" in said[0])
-
-
-Make = Callable[[], AfterStep]
-
-
-def history_of_rewards() -> AfterStep:
-    rewards: dict[str, list[dict[str, torch.Tensor]]] = {"train": []}
-    return lambda step, output, loss: rewards["train"].append({"reward": loss, "value": wide()})
-
-
-def late() -> AfterStep:
-    features: list[torch.Tensor] = []
-
-    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
-        if step >= 110:
-            features.append(wide())
-
-    return after
-
-
-@pytest.mark.parametrize(("make", "name"), [(history_of_rewards, "rewards"), (late, "features")])
-def test_a_leak_is_named_within_150_steps_of_its_start(make: Make, name: str) -> None:
-    assert any(name in finding.where for finding in leaks(make(), 260))
