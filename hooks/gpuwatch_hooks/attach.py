@@ -147,6 +147,7 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         end(_active, State.DETACHED)  # its models are gone: another run begins
         _active = None
     if _active is None:
+        guard.reset()  # before the session: its own probes may fail as they are made
         directory = config.record_directory()
         remove_old(directory, config.KEPT_RECORDS)  # before this run's own record is there
         try:
@@ -159,7 +160,6 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
                 error.strerror or error,
             )
             return None
-        guard.reset()
         _active = _Run(session)
         session.record.values[session.record.series(CPU_BUDGET.name)] = cpu_budget()
         _active.optimizers, remove = optimizers.install(session)

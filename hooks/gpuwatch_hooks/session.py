@@ -99,6 +99,8 @@ class Session:
         self.loading = LoadingProbe(self.record, self.clock, self.loaders)
         self.ended = False
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
+        for probe, count in guard.faults().items():
+            self._fault(probe, count)  # while the probes were made
         guard.listeners.append(self._fault)
         _alive.add(self)
 
