@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gpuwatch import catalog
-from gpuwatch.catalog import METRICS
+from gpuwatch.catalog import METRICS, RANK_INFO
 from gpuwatch.expr import Metric
 
 BASE_UNITS = ("seconds", "bytes", "ratio", "celsius", "hertz", "watts", "joules")
@@ -44,7 +44,8 @@ def test_labels_are_plain_and_none_is_reserved(metric: Metric) -> None:
     owner = catalog.SCOPES[metric.scope]
     assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in metric.labels)
     assert not set(metric.labels) & set(owner)
-    assert not set(metric.labels) & (RESERVED - {"quantile"})
+    allowed = {"quantile"} if metric != RANK_INFO else {"node"}  # where a rank runs is part of who it is
+    assert not set(metric.labels) & (RESERVED - allowed)
     # Prometheus keeps that label to summaries
     assert ("quantile" in metric.labels) is (metric.kind == "summary")
     assert not metric.only

@@ -293,7 +293,7 @@ def test_a_worker_that_dies_is_named_and_the_exception_is_the_same(name: str, pr
     assert watched.status == plain.status == 1
     # Which of its two messages torch gives is a matter of where it was when the worker died.
     # It may come while the first one is handled, too: the handler of SIGCHLD raises it.
-    form = r"DataLoader worker \(pid(\(s\))? \w+\) (is killed by|exited unexpectedly)"
+    form = r"DataLoader worker \(pid(\(s\))? [\w, ]+\) (is killed by|exited unexpectedly)"
     assert all(re.search(form, ended.out + ended.err) for ended in (plain, watched))
     snapshot = read_all(watched.records)[0][0]
     (seen,) = [seen for seen in snapshot.observations if seen.rule == DIED]

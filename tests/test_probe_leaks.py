@@ -16,8 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuwatch.advisor import Finding
 from tests.loops import Batch, loader_of, perceptron, train
+from tests.test_leak_holders import unhurried
 
-pytestmark = pytest.mark.usefixtures("records")
+__all__ = ["unhurried"]
+
+pytestmark = pytest.mark.usefixtures("records", "unhurried")
 
 STEPS = 150
 FEATURES = 64

@@ -100,7 +100,7 @@ RULES = (
             ),
             Example(
                 "errors of long ago",
-                {GPU_GRAVE_ERRORS.name: flat(3), GPU_REMAP_FAILED.name: flat(0)},
+                {GPU_GRAVE_ERRORS.name: flat(1, 40), GPU_REMAP_FAILED.name: flat(0, 40)},
                 False,
             ),
         ),
@@ -132,6 +132,8 @@ RULES = (
             Example(
                 "an old generation under load",
                 {
+                    GPU_PCIE_WIDTH.name: flat(16),
+                    GPU_PCIE_WIDTH_MAX.name: flat(16),
                     GPU_PCIE_GENERATION.name: flat(1),
                     GPU_PCIE_GENERATION_MAX.name: flat(4),
                     GPU_UTILIZATION.name: flat(0.9),
@@ -204,7 +206,7 @@ RULES = (
                 {
                     GPU_POWER_LIMIT.name: flat(500),
                     GPU_POWER_DEFAULT_LIMIT.name: flat(700),
-                    _CAPPED_KEY: (1, 0, 0) * 4,
+                    _CAPPED_KEY: ((1, 0, 0) * 4)[:11],
                 },
                 False,
             ),
