@@ -90,12 +90,12 @@ RULES = (
         examples=(
             Example(
                 "an error under way",
-                {GPU_GRAVE_ERRORS.name: (*flat(0, 5), *flat(1, 4)), GPU_REMAP_FAILED.name: flat(0)},
+                {GPU_GRAVE_ERRORS.name: (*flat(0, 34), *flat(1, 5)), GPU_REMAP_FAILED.name: flat(0, 40)},
                 True,
             ),
             Example(
                 "a row that cannot be replaced",
-                {GPU_GRAVE_ERRORS.name: flat(1), GPU_REMAP_FAILED.name: flat(1)},
+                {GPU_GRAVE_ERRORS.name: flat(1, 40), GPU_REMAP_FAILED.name: flat(1, 40)},
                 True,
             ),
             Example(
@@ -139,6 +139,17 @@ RULES = (
                     GPU_UTILIZATION.name: flat(0.9),
                 },
                 True,
+            ),
+            Example(
+                "an old generation and a little work now and then",
+                {
+                    GPU_PCIE_WIDTH.name: flat(16),
+                    GPU_PCIE_WIDTH_MAX.name: flat(16),
+                    GPU_PCIE_GENERATION.name: flat(1),
+                    GPU_PCIE_GENERATION_MAX.name: flat(4),
+                    GPU_UTILIZATION.name: ((0.9, 0.1, 0.1) * 4)[:11],
+                },
+                False,
             ),
             Example(
                 "asleep",
