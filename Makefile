@@ -4,10 +4,14 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 READY = $(VENV)/.ready
 
-.PHONY: test e2e demo bench bench-scale bench-data check render clean
+.PHONY: test mutants e2e demo bench bench-scale bench-data check render clean
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not mutants" $(ARGS)
+
+# Is every mistake that is planted in an alert noticed by its cases? Minutes; a part of CI.
+mutants: $(READY)
+	$(BIN)/python -m pytest -m mutants $(ARGS)
 
 # One story on real servers, with its timings; part of `make test` too.
 e2e: $(READY)

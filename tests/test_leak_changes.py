@@ -200,7 +200,7 @@ def test_a_loop_over_a_cycle_that_no_name_leads_to(cycled: bool) -> None:
     findings = leak_findings(watch)
     said = [finding.evidence for finding in findings if finding.rule == "leak-host"]
     assert bool(said) is bool(findings) is cycled
-    assert not cycled or ("test_leak_pairs.py" in said[0] and "uses itertools.cycle" in said[0])
+    assert not cycled or ("test_leak_changes.py" in said[0] and "uses itertools.cycle" in said[0])
 
 
 Make = Callable[[], AfterStep]

@@ -23,6 +23,7 @@ from gpuwatch.rulebook import RECORDS, RULES, RULES_BY_ID, Rule
 
 pytestmark = [
     pytest.mark.debian,
+    pytest.mark.mutants,
     pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed"),
 ]
 
