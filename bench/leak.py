@@ -31,9 +31,8 @@ model = nn.Sequential(*layers, nn.Linear(64, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
 criterion = nn.CrossEntropyLoss()
 loader = DataLoader(TensorDataset(torch.randn(8 * steps, 64), torch.randint(0, 10, (8 * steps,))), batch_size=8)
-kept = []
 
-def train(steps):
+def train(steps, kept):
     for step, (inputs, targets) in enumerate(loader):
         optimizer.zero_grad()
         outputs = model(inputs)
@@ -45,15 +44,14 @@ def train(steps):
         if step + 1 == steps:
             break
 
-train(100)
-kept.clear()
+train(100, [])
 if watched:
     import gpuwatch
 entered = time.perf_counter()
 if watched:
     watch = gpuwatch.attach(model, loader)
 began, worked = time.perf_counter(), time.process_time()
-train(steps)
+train(steps, [])
 said = {"seconds": time.perf_counter() - began, "worked": time.process_time() - worked, "attach": began - entered}
 if watched:
     watch.detach()

@@ -33,8 +33,8 @@ DENSE_STEPS = 64
 SETTLED_STEPS = 512
 """Steps after which looks come four times as rarely."""
 
-LOOK_NANOSECONDS = 300_000
-"""What a look adds to its step (measured: 279 us)."""
+LOOK_NANOSECONDS = 600_000
+"""What a look adds to its step (measured: 572 us)."""
 
 LOOK_SHARE = 0.001
 """Share of a run's time that looks may take: of long steps more are looked at, up to one in :data:`HURRIED_EVERY`."""
