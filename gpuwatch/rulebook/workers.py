@@ -52,8 +52,8 @@ COLLATE_SHARE = COLLATE_PART / (ITEMS_PART + COLLATE_PART)
 MORE_BLOCKED = WORKER_BLOCKED / WORKER_CPU >= 1.0
 # The training thread's waits for a core are known of all phases together: it was asleep for at least so long.
 OWN_SECONDS_A_CPU_SECOND = (PHASE_SECONDS.where(phase="data") - CPU_WAIT_SECONDS) / (LOADER_BATCH_CPU_SECONDS * BATCHES)
-# Without workers, loading that takes less than the rest of the step is hidden by one of them: storage is not at fault.
-TOO_LONG_FOR_ONE_WORKER = WAIT_SHARE >= 0.5
+# Without workers, loading that takes little longer than the rest of the step is hidden by one of them, or two.
+TOO_LONG_FOR_ONE_WORKER = WAIT_SHARE >= 0.65
 BLOCKED_ALONE = LOADER_WORKERS.equals(0) & (OWN_SECONDS_A_CPU_SECOND >= 2.0) & TOO_LONG_FOR_ONE_WORKER
 BLOCKED = ((WORKER_BLOCKED >= 0.2) & MORE_BLOCKED) | BLOCKED_ALONE
 
@@ -92,7 +92,7 @@ def _workers(
     }
 
 
-def _alone(cpu: float, waited: float, workers: float = 0, share: float = 0.6) -> dict[str, tuple[float, ...]]:
+def _alone(cpu: float, waited: float, workers: float = 0, share: float = 0.75) -> dict[str, tuple[float, ...]]:
     """The training thread makes batches of 250 ms; CPU seconds of each, seconds a minute without core."""
     return {
         **waits(0.250, share, workers),
@@ -188,7 +188,7 @@ RULES = (
             Example("a file server", _workers(4, 0.9, 0.5, running=0.08), True),
             Example("a file server, on a crowded machine", _workers(4, 0.3, 0.5, starved=0.6, running=0.03), True),
             Example("a file server, read by the training thread", _alone(0.020, 1.0), True),
-            Example("a file server that one worker would hide", _alone(0.020, 1.0, share=0.35), False),
+            Example("a file server that one worker would hide", _alone(0.020, 1.0, share=0.5), False),
             Example("decoding on the training thread", _alone(0.220, 1.0), False),
             Example("decoding on a training thread without a core", _alone(0.100, 10.0), False),
             Example("workers that decode", _workers(4, 0.4, 3, running=0.55), False),
