@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpuwatch import loadercosts, window
@@ -29,8 +30,10 @@ from gpuwatch.catalog import (
     STEPS,
 )
 from gpuwatch.expr import History, Samples, series_key
-from gpuwatch.layout import Column, Phase, State
+from gpuwatch.layout import Column, State
+from gpuwatch.limits import AGREEING_STEPS
 from gpuwatch.reader import Snapshot
+from gpuwatch.standing import standing
 from gpuwatch.window import ABSURD, LEFT_OUT
 from gpuwatch.window import FEWEST_STEPS as FEWEST_STEPS
 from gpuwatch.window import WARM_UP_STEPS as WARM_UP_STEPS
@@ -41,9 +44,6 @@ _PHASE_COLUMNS = {
     "backward": Column.BACKWARD,
     "optimizer": Column.OPTIMIZER,
 }
-
-_WITHIN_STEP = {Phase.DATA: 0.2, Phase.FORWARD: 0.4, Phase.BACKWARD: 0.6, Phase.OPTIMIZER: 0.8}
-"""Where in a step a phase is. What lies between them may be anywhere."""
 
 Row = tuple[float, ...]
 
@@ -56,8 +56,9 @@ def history_of(snapshot: Snapshot) -> History:
         history[key] = [(now, number)]
     for key, number in identity_gauges(snapshot).items():
         history[key] = [(now, number)]
-    for bound, steps in position(snapshot).items():
-        history[series_key(RANK_POSITION.name, {"bound": bound})] = [(now, steps)]
+    far = standing(snapshot)
+    if far is not None:
+        history[RANK_POSITION.name] = [(now, far)]
     for observation in snapshot.observations:
         history[observation_key(observation.rule, observation.where)] = [(now, observation.magnitude)]
     rows = settled(snapshot.ring)
@@ -94,15 +95,6 @@ def identity_gauges(snapshot: Snapshot) -> dict[str, float]:
         seen = snapshot.created + snapshot.run_seconds
         gauges[RANK_GONE_TIME.name] = seen if snapshot.death is None else snapshot.death.at
     return gauges
-
-
-def position(snapshot: Snapshot) -> dict[str, float]:
-    """How many steps a living rank is through, at least and at most; empty for one that is gone."""
-    if not snapshot.up:
-        return {}
-    within = _WITHIN_STEP.get(snapshot.phase) if snapshot.phase_is_current else None
-    least, most = (0.0, 1.0) if within is None else (within, within)
-    return {"least": snapshot.step + least, "most": snapshot.step + most}
 
 
 def settled(ring: Sequence[Row]) -> list[Row]:
@@ -144,15 +136,23 @@ def slow_phase(rows: Sequence[Row]) -> str | None:
     median = statistics.median(row[Column.TOTAL] for row in rows)
     least = statistics.median(row[Column.TOTAL] - median for row in slow) / 2
     slow = [row for row in slow if row[Column.TOTAL] - median >= least]
-    looked = [row for row in slow if is_split(row)]
-    if looked:
-        usual = [row for row in rows if is_split(row)]
-        growth = {phase: _median_of(looked, phase) - _median_of(usual, phase) for phase in PHASES}
-        return max(growth, key=lambda phase: growth[phase])
-    # None of them was looked at closely: only the wait can be told from the rest.
+    # The wait is known of every step: it alone can be told from the rest where few of them were looked at.
     wait = _median_of(slow, "data") - _median_of(rows, "data")
     excess = statistics.median(row[Column.TOTAL] for row in slow) - median
-    return "data" if wait > excess / 2 else "compute"
+    return _grown_most(rows, slow) or ("data" if wait > excess / 2 else "compute")
+
+
+def _grown_most(rows: Sequence[Row], slow: Sequence[Row]) -> str | None:
+    """The phase that grew most in most of the slow steps that were looked at; None where too few were."""
+    usual = [row for row in rows if is_split(row)]
+    medians = {phase: _median_of(usual, phase) for phase in PHASES} if usual else {}
+    votes = Counter(
+        max(PHASES, key=lambda phase: phase_seconds(row, phase) - medians[phase]) for row in slow if is_split(row)
+    )
+    for phase, count in votes.most_common(1):
+        if count >= AGREEING_STEPS and count > votes.total() / 2:
+            return phase
+    return None
 
 
 def is_split(row: Row) -> bool:

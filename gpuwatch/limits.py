@@ -34,3 +34,6 @@ IDLE_GPU_RATIO = 0.05
 
 REGRESSION_DAYS = 7
 """Earlier runs that ended longer ago are not compared with: code and machines have changed since."""
+
+AGREEING_STEPS = 2
+"""Slow steps that must have grown in the same phase before it is named: one may be the machine's own hiccup."""

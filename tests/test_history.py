@@ -82,6 +82,21 @@ def test_slow_steps_are_outliers_and_the_phase_that_grows_is_named() -> None:
     assert slow_phase(ring) == "backward"
 
 
+def test_a_phase_is_named_only_where_slow_steps_agree() -> None:
+    """Ten slow steps of which one was looked at, and a hiccup of the machine hit just that one."""
+    ring = settled(rows(110))
+    for at in range(0, 100, 10):
+        number, end = int(ring[at][Column.NUMBER]), ring[at][Column.END]
+        ring[at] = row(number, end, TOTAL=0.9, FORWARD=NAN, BACKWARD=NAN, OPTIMIZER=NAN)
+    ring[0] = row(int(ring[0][Column.NUMBER]), ring[0][Column.END], TOTAL=0.9)
+    assert slow_phase(ring) == "compute"
+    ring[10] = row(int(ring[10][Column.NUMBER]), ring[10][Column.END], TOTAL=0.9)
+    assert slow_phase(ring) == "other"
+    for at in range(20, 50, 10):
+        ring[at] = row(int(ring[at][Column.NUMBER]), ring[at][Column.END], TOTAL=0.9, FORWARD=0.8)
+    assert slow_phase(ring) == "forward"
+
+
 def test_a_step_on_a_larger_batch_is_slow_for_a_reason() -> None:
     ring = settled(rows(110))
     ring[::10] = [row(int(cells[Column.NUMBER]), cells[Column.END], TOTAL=0.9, ELEMENTS=4096) for cells in ring[::10]]
