@@ -1,12 +1,13 @@
 """The command ``gpuwatch``.
 
+What a command needs is loaded when it runs: `gpuwatch serve` keeps all it loads, on every node.
+
 Exit status: 0 done, 1 found what ``--fail-on-…`` asks for, 2 usage or input that cannot be read, with one clear line.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import io
 import json
 import os
@@ -21,13 +22,11 @@ from gpuwatch.config import DEFAULT_PORT, record_directory
 from gpuwatch.layout import SUFFIX
 from gpuwatch.reader import RecordError, Snapshot, read, read_all
 from gpuwatch.report.runs import RunError, nothing_in, select_run, started_together
-from gpuwatch.report.wording import counted, printable
-from gpuwatch.rulebook import RULES, RULES_BY_ID
-from gpuwatch.rulebook.rule import Rule
 from gpuwatch.version import __version__
 
 if TYPE_CHECKING:
     from gpuwatch.allocator.shapes import Snapshot as Snapshotted
+    from gpuwatch.rulebook import Rule
 
 DONE, FOUND, FAILED = 0, 1, 2
 INTERRUPTED = 130
@@ -158,7 +157,6 @@ def _bytes(text: str) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    # The renderings load when they are asked for: `gpuwatch serve` needs none of them.
     from gpuwatch.report.document import document
     from gpuwatch.report.html import page
     from gpuwatch.report.terminal import rendered, show
@@ -209,6 +207,8 @@ def _read(directory: Path) -> list[Snapshot]:
     except OSError as error:
         raise UsageError(f"cannot read the directory of records {directory}: {error.strerror}") from None
     if rejected:
+        from gpuwatch.report.wording import counted
+
         _, reason = rejected[0]
         more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
         print(
@@ -233,6 +233,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    from gpuwatch.rulebook import RULES
+
     if arguments.list:
         width = max(len(rule.id) for rule in RULES)
         for rule in RULES:
@@ -304,6 +306,8 @@ def _snapshot_file(path: Path) -> Snapshotted:
 
 
 def _named(path: Path, error: Exception) -> str:
+    from gpuwatch.report.wording import printable
+
     return printable(str(error) if str(path) in str(error) else f"{path}: {error}")
 
 
@@ -315,6 +319,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _rule(name: str) -> Rule:
+    import difflib
+
+    from gpuwatch.rulebook import RULES_BY_ID
+
     rule = RULES_BY_ID.get(name)
     if rule is None:
         close = difflib.get_close_matches(name, RULES_BY_ID, cutoff=0.4)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuwatch import heap, service
+from gpuwatch.burials import Burials
 from gpuwatch.config import DEFAULT_PORT
 from gpuwatch.deathwatch import DeathWatch
 from gpuwatch.httpserver import Application, Server
@@ -27,7 +28,7 @@ from gpuwatch.layout import State
 from gpuwatch.lifecycle import Census
 from gpuwatch.neighbours import with_neighbours
 from gpuwatch.nvml import Nvml
-from gpuwatch.reader import RecordError, read
+from gpuwatch.reader import Snapshot
 from gpuwatch.sampler import Sampler
 from gpuwatch.web import application
 
@@ -170,7 +171,7 @@ class _Watch:
         self._server = server
         self._census = Census(lock.directory)
         self._deaths = DeathWatch()
-        self._buried: set[Path] = set()
+        self._burials = Burials(lock.directory, self._deaths.of, _say)
         self._said: set[str] = set()
 
     def run(self, exit_when_idle: float | None) -> None:
@@ -188,30 +189,28 @@ class _Watch:
             if began - trimmed >= TRIM_SECONDS:
                 trimmed = began
                 heap.give_back()
-            if self._look():
-                lived = time.monotonic()
+            lives, dead = self._look()
             now = time.monotonic()
+            if lives:
+                lived = now
             if exit_when_idle is not None and now - lived >= exit_when_idle:
                 _say(f"no rank has lived for {exit_when_idle:g} s: ending")
                 return
             pause = min(max(WATCH_SECONDS, WATCH_COST * (now - began)), LONGEST_PAUSE_SECONDS)
+            self._burials.hold(dead)
             if signal.sigtimedwait(_ENDING, pause) is not None:
                 return
 
-    def _look(self) -> bool:
-        """Whether any rank lives."""
+    def _look(self) -> tuple[bool, list[Snapshot]]:
+        """Whether any rank lives; those that are gone without an end mark."""
         try:
             snapshots, inventory = self._census.take()
         except OSError:
-            return False  # the metrics say so
+            return False, []  # the metrics say so
         self._deaths.keep([snapshot.path for snapshot in snapshots if snapshot.up])
-        dead = [snapshot for snapshot in snapshots if not snapshot.up]
-        for snapshot in dead:
-            if snapshot.path not in self._buried and snapshot.state < State.CLEAN:
-                self._bury(snapshot.path)
-        self._buried = {snapshot.path for snapshot in dead}
         self._look_after(inventory)
-        return len(dead) < len(snapshots)
+        dead = [snapshot for snapshot in snapshots if not snapshot.up]
+        return len(dead) < len(snapshots), [snapshot for snapshot in dead if snapshot.state < State.CLEAN]
 
     def _look_after(self, inventory: Inventory) -> None:
         lines = set(troubles(inventory))
@@ -229,25 +228,6 @@ class _Watch:
             os.close(self._lock.file)
             self._lock.file = file
             _say(_announce(self._lock, self._server) or f"{self._lock.directory} was made anew: serving it")
-
-    def _bury(self, record: Path) -> None:
-        """Write the post-mortem of a rank that left no end mark."""
-        from gpuwatch import postmortem  # loads the advisor, which nothing else here needs
-
-        try:
-            snapshot = read(record)
-        except (OSError, RecordError):
-            return  # removed or changed meanwhile
-        try:
-            written = postmortem.write(self._lock.directory, snapshot, self._deaths.of(record))
-        except OSError as error:
-            complaint = f"cannot write post-mortems into {self._lock.directory}: {error.strerror}"
-            if complaint not in self._said:
-                self._said.add(complaint)
-                _say(complaint)
-            return
-        if written is not None:
-            _say(f"rank {snapshot.rank} of {snapshot.run!a} died at step {snapshot.step}: {written}")
 
 
 def _say(text: str) -> None:

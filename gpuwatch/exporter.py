@@ -30,11 +30,12 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.exposition import Table
 from gpuwatch.follower import Follower, Lines, Look
+from gpuwatch.gpuseries import gpu_labels, gpu_series
 from gpuwatch.inventory import Entry, Inventory, take_inventory
 from gpuwatch.lifecycle import Claims, last_seen, newest
 from gpuwatch.rankseries import RankSeries, Vetted, clean, published, rank_series, tombstone, vetted
 from gpuwatch.reader import RecordError, Snapshot, read
-from gpuwatch.sampler import Sampler, gpu_labels, gpu_series
+from gpuwatch.sampler import Sampler
 from gpuwatch.version import __version__
 
 BURIAL_SECONDS = 5.0

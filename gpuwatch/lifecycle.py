@@ -1,32 +1,20 @@
-"""Which records of a directory still speak, and since when a rank is silent."""
+"""Which records of a directory still speak, since when a rank is silent, and how it ended."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gpuwatch.follower import header
 from gpuwatch.inventory import Inventory, take_inventory
-from gpuwatch.reader import RecordError, Snapshot, read_all
+from gpuwatch.layout import State
+from gpuwatch.oomkill import CERTAIN
+from gpuwatch.reader import RecordError, Snapshot
 
+STATES = ("killed", "exception", "running", "detached", "clean")
+"""States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
 
-class Shelf:
-    """The records of a directory, looked at again and again.
-
-    Those of living processes are read each time and in full. Of the others, which change no more, only the headline is
-    kept, and they are not read again: 60 of them whole are about 50 MB. Not for several threads at once.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._ended: dict[Path, Snapshot] = {}
-
-    def look(self) -> tuple[list[Snapshot], list[tuple[str, str]]]:
-        """What :func:`gpuwatch.reader.read_all` gives; raises OSError as it does."""
-        snapshots, rejected = read_all(self.directory, self._ended, _headline)
-        self._ended = {snapshot.path: snapshot for snapshot in snapshots if not snapshot.up}
-        return snapshots, rejected
+OOM_KILLED = "oom-killed"
 
 
 class Census:
@@ -89,5 +77,13 @@ def last_seen(snapshot: Snapshot) -> float:
     return snapshot.ended if snapshot.ended is not None else snapshot.created + snapshot.run_seconds
 
 
-def _headline(snapshot: Snapshot) -> Snapshot:
-    return snapshot if snapshot.up else replace(snapshot, ring=(), values={}, series=(), observations=())
+def state_of(snapshot: Snapshot) -> str:
+    """How far a rank got, one of STATES."""
+    ended = {State.CLEAN: "clean", State.EXCEPTION: "exception", State.DETACHED: "detached"}
+    return ended.get(snapshot.state, "running" if snapshot.up else "killed")
+
+
+def exit_of(snapshot: Snapshot) -> str:
+    """How a rank that runs no more ended, in a word: its state, or that the kernel killed it for memory."""
+    kill = snapshot.oom_kill
+    return OOM_KILLED if kill is not None and kill.verdict == CERTAIN else state_of(snapshot)

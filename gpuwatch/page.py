@@ -1,25 +1,29 @@
 """The status page of a node: what runs, where its time goes, what is wrong and what to do about it.
 
 Built as a tree and written out as HTML, so that whatever a record holds is shown as text. No script, nothing from
-elsewhere.
+elsewhere. The daemon has it made by a process of its own (:mod:`gpuwatch.aside`).
 """
 
 from __future__ import annotations
 
-import threading
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
+from gpuwatch import aside
 from gpuwatch.advisor import Finding, advise_gpu
 from gpuwatch.catalog import GPU_THROTTLED
-from gpuwatch.lifecycle import Shelf, last_seen
+from gpuwatch.follower import header
+from gpuwatch.gpuseries import gpu_series
+from gpuwatch.inventory import take_inventory
+from gpuwatch.lifecycle import last_seen, state_of
 from gpuwatch.nvml import GpuReading
 from gpuwatch.pagestyle import STYLE
 from gpuwatch.reader import RecordError, Snapshot, read
-from gpuwatch.report.document import document, state_of
+from gpuwatch.report.document import document
 from gpuwatch.report.runs import started_together
 from gpuwatch.report.shape import Document, RankPart
 from gpuwatch.report.wording import (
@@ -33,7 +37,7 @@ from gpuwatch.report.wording import (
     said,
     speed_line,
 )
-from gpuwatch.sampler import Sampler, gpu_series
+from gpuwatch.sampler import Sampler
 from gpuwatch.version import __version__
 
 REFRESH_SECONDS = 5
@@ -46,28 +50,34 @@ RANKS_SHOWN = 64
 HOW_TO_ATTACH = "import gpuwatch\n\ngpuwatch.attach(model, loader)  # before the training loop"
 
 
-class StatusPage:
-    """The page of one directory of records."""
+def page(directory: Path, sampler: Sampler) -> bytes:
+    """The page of a directory of records as it is now. Raises OSError when the directory cannot be read."""
+    heads, rejected = _heads(directory)
+    root, body = _frame(directory)
+    runs = list(_runs(heads))
+    if not runs:
+        _nothing_yet(body)
+    for ranks in runs[:RUNS_IN_FULL]:
+        _run(body, [_whole(snapshot) for snapshot in ranks])
+    _older(body, runs[RUNS_IN_FULL : RUNS_IN_FULL + RUNS_LISTED])
+    _gpus(body, sampler)
+    _rejected(body, rejected)
+    return b"<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html").encode() + b"\n"
 
-    def __init__(self, directory: Path, sampler: Sampler) -> None:
-        self._shelf = Shelf(directory)
-        self._sampler = sampler
-        self._lock = threading.Lock()
 
-    def render(self) -> bytes:
-        """The page as it is now. Raises OSError when the directory cannot be read."""
-        with self._lock:
-            snapshots, rejected = self._shelf.look()
-        root, body = _frame(self._shelf.directory)
-        runs = list(_runs(snapshots))
-        if not runs:
-            _nothing_yet(body)
-        for ranks in runs[:RUNS_IN_FULL]:
-            _run(body, [_whole(snapshot) for snapshot in ranks])
-        _older(body, runs[RUNS_IN_FULL : RUNS_IN_FULL + RUNS_LISTED])
-        _gpus(body, self._sampler)
-        _rejected(body, rejected)
-        return b"<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html").encode() + b"\n"
+def _heads(directory: Path) -> tuple[list[Snapshot], list[str]]:
+    """The headers of all records, and why others could not be read: most of them get a line, or none."""
+    heads, rejected = [], []
+    for entry in take_inventory(directory).entries:
+        try:
+            heads.append(header(entry.path))
+        except FileNotFoundError:
+            continue  # removed between the listing and the look
+        except RecordError as reason:
+            rejected.append(str(reason))
+        except OSError as reason:
+            rejected.append(f"{entry.path.name}: {reason.strerror}")
+    return heads, rejected
 
 
 def _frame(directory: Path) -> tuple[Element, Element]:
@@ -97,9 +107,7 @@ def _runs(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
 
 
 def _whole(snapshot: Snapshot) -> Snapshot:
-    """The record with everything, where only its headline was kept."""
-    if snapshot.up:
-        return snapshot
+    """The record with everything."""
     try:
         return read(snapshot.path)
     except (OSError, RecordError):
@@ -260,12 +268,12 @@ def _of(number: float | None, whole: float | None, unit: str) -> str:
     return said(number, unit) if whole is None else f"{said(number, unit)} of {said(whole, unit)}"
 
 
-def _rejected(body: Element, rejected: Sequence[tuple[str, str]]) -> None:
+def _rejected(body: Element, rejected: Sequence[str]) -> None:
     if not rejected:
         return
     section = SubElement(body, "section")
     _add(section, "h2", f"{counted(len(rejected), 'file')} passed over")
-    for _, reason in rejected[:8]:
+    for reason in rejected[:8]:
         _add(section, "p", reason, "dim")
 
 
@@ -285,3 +293,8 @@ def _add(parent: Element, tag: str, text: str, kind: str = "") -> Element:
     element = SubElement(parent, tag, {"class": kind} if kind else {})
     element.text = printable(text)
     return element
+
+
+if __name__ == "__main__":
+    told = aside.begin()
+    sys.stdout.buffer.write(page(Path(sys.argv[1]), Sampler.of(told)))

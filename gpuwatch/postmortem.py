@@ -1,20 +1,25 @@
-"""What is written down of a rank whose process died without an end mark: one JSON file beside the records."""
+"""What is written down of a rank whose process died without an end mark: one JSON file beside the records.
+
+The daemon has it written by a process of its own (:mod:`gpuwatch.aside`).
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 
+from gpuwatch import aside
 from gpuwatch.advisor import advise
 from gpuwatch.death import KEY as death_key
 from gpuwatch.death import Death
 from gpuwatch.layout import POST_MORTEMS
-from gpuwatch.lifecycle import last_seen
+from gpuwatch.lifecycle import exit_of, last_seen
 from gpuwatch.oomkill import KEY
-from gpuwatch.reader import Snapshot
-from gpuwatch.report.document import cause_of, exit_of, memory_of
+from gpuwatch.reader import RecordError, Snapshot, read
+from gpuwatch.report.document import cause_of, memory_of
 
 KEPT = 256
 """Post-mortems kept; older ones go, since a job that dies at every start would fill the disk."""
@@ -80,3 +85,24 @@ def _remove_old(place: int) -> None:
         names.sort(key=lambda name: os.stat(name, dir_fd=place, follow_symlinks=False).st_mtime_ns)
         for name in names[:-KEPT]:
             os.unlink(name, dir_fd=place)
+
+
+def _tell(directory: Path, record: Path, death: Death | None) -> dict[str, str]:
+    """Write the post-mortem of a record; what there is to say of it, or why it cannot be written."""
+    try:
+        snapshot = read(record)
+    except (OSError, RecordError):
+        return {}  # removed or changed meanwhile
+    try:
+        written = write(directory, snapshot, death)
+    except OSError as error:
+        return {"failed": f"cannot write post-mortems into {directory}: {error.strerror}"}
+    if written is None:
+        return {}
+    return {"said": f"rank {snapshot.rank} of {snapshot.run!a} died at step {snapshot.step}: {written}"}
+
+
+if __name__ == "__main__":
+    for path, seen in aside.begin():
+        told = _tell(Path(sys.argv[1]), Path(path), None if seen is None else Death(**seen))
+        print(json.dumps(told), flush=True)

@@ -40,12 +40,12 @@ from gpuwatch.catalog import (
     WINDOW_STEP_SECONDS,
     WINDOW_WAIT_SECONDS,
 )
+from gpuwatch.catalog.ruleids import RULE_IDS
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import identity_gauges, position, settled
 from gpuwatch.layout import MODULE_ROW, WORKER_ROW
+from gpuwatch.lifecycle import exit_of
 from gpuwatch.reader import Observation, Snapshot
-from gpuwatch.report.document import exit_of
-from gpuwatch.rulebook import RULES_BY_ID
 from gpuwatch.window import Gauge
 
 SERIES_LIMIT = 160
@@ -212,7 +212,7 @@ def _identity(snapshot: Snapshot) -> Iterator[Gauge]:
 
 def _observed(observations: Sequence[Observation]) -> Iterator[Gauge]:
     for seen in observations:
-        if seen.rule in RULES_BY_ID and math.isfinite(seen.magnitude):
+        if seen.rule in RULE_IDS and math.isfinite(seen.magnitude):
             yield OBSERVATION, (seen.rule, clean(seen.where)), seen.magnitude
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
+import threading
+import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
+from gpuwatch import aside
 from gpuwatch.exporter import Exporter
 from gpuwatch.exposition import OPENMETRICS, PLAIN
 from gpuwatch.httpserver import TEXT, Application, Reply, Request
@@ -17,6 +21,9 @@ from gpuwatch.sizes import size_text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """Content-Security-Policy of the page."""
+
+HTML = "text/html; charset=utf-8"
+PAGE = "gpuwatch.page"
 
 COMPRESSION = 1
 """Of gzip: for the text of eight ranks 0.2 ms and 8 kB; its default of 9 takes 4 ms to make that 6 kB."""
@@ -32,7 +39,6 @@ _HEADERS = {
 def application(directory: Path, sampler: Sampler, allowed: Callable[[str | None], bool] | None = None) -> Application:
     """The pages of the daemon. ``allowed`` judges the Authorization header of a request, where one is asked for."""
     exporter = Exporter(directory, sampler)
-    status_page = _status_page(directory, sampler)
 
     def metrics(request: Request) -> Reply:
         if request.method == "HEAD":
@@ -45,7 +51,7 @@ def application(directory: Path, sampler: Sampler, allowed: Callable[[str | None
         return Reply(HTTPStatus.OK, OPENMETRICS if openmetrics else PLAIN, content, headers)
 
     pages: dict[str, Callable[[Request], Reply]] = {
-        "/": lambda _: status_page(),
+        "/": _StatusPage(directory, sampler).reply,
         "/metrics": metrics,
         "/-/healthy": lambda _: Reply(HTTPStatus.OK, content=b"healthy\n"),
         "/-/ready": lambda _: ready(directory),
@@ -66,21 +72,35 @@ def application(directory: Path, sampler: Sampler, allowed: Callable[[str | None
     return answer
 
 
-def _status_page(directory: Path, sampler: Sampler) -> Callable[[], Reply]:
-    page = None
+class _StatusPage:
+    """The status page, made by one process at a time: whoever asks meanwhile gets the next one made."""
 
-    def render() -> Reply:
-        nonlocal page
-        # Loaded when somebody looks: a daemon that is only scraped does without the reports.
-        from gpuwatch.page import StatusPage
+    def __init__(self, directory: Path, sampler: Sampler) -> None:
+        self._directory = directory
+        self._sampler = sampler
+        self._lock = threading.Lock()
+        self._begun = -math.inf
+        self._last = Reply(HTTPStatus.OK)
 
-        page = page or StatusPage(directory, sampler)
+    def reply(self, request: Request) -> Reply:
+        if request.method == "HEAD":
+            return Reply(HTTPStatus.OK, HTML)
+        asked = time.monotonic()
+        with self._lock:
+            if self._begun < asked:
+                self._begun = time.monotonic()
+                self._last = self._made()
+            return self._last
+
+    def _made(self) -> Reply:
         try:
-            return Reply(HTTPStatus.OK, "text/html; charset=utf-8", page.render())
+            take_inventory(self._directory)  # it can be listed
+            return Reply(HTTPStatus.OK, HTML, aside.ask(PAGE, [str(self._directory)], self._sampler.told()))
         except OSError as error:
-            return _unavailable(directory, error)
-
-    return render
+            return _unavailable(self._directory, error)
+        except aside.AsideError as error:
+            text = f"cannot make this page: {error}; /metrics is served all the same\n"
+            return Reply(HTTPStatus.SERVICE_UNAVAILABLE, content=text.encode())
 
 
 def ready(directory: Path) -> Reply:

@@ -18,7 +18,7 @@ from gpuwatch.exporter import Exporter
 from gpuwatch.expr import series_key
 from gpuwatch.layout import RECORD_BYTES, SCHEMA_AT, State, Word
 from gpuwatch.nvml import GpuReading, NvmlUnavailable
-from gpuwatch.page import StatusPage
+from gpuwatch.page import page
 from gpuwatch.postmortem import document
 from gpuwatch.rankseries import SERIES_LIMIT
 from gpuwatch.reader import RecordError, read
@@ -280,7 +280,7 @@ def test_no_damage_to_a_record_breaks_a_scrape_a_page_or_a_post_mortem(records: 
             damaged[at : at + 8] = struct.pack("=Q", chance.choice((*words, chance.getrandbits(64))))
         path.write_bytes(damaged)
         scrape(exporter(records))
-        StatusPage(records, Sampler(no_gpus)).render()
+        page(records, Sampler(no_gpus))
         try:
             snapshot = read(path)
         except RecordError:

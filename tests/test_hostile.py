@@ -26,7 +26,7 @@ from gpuwatch.inventory import take_inventory, troubles
 from gpuwatch.layout import RECORD_BYTES, Word
 from gpuwatch.lifecycle import Claims
 from gpuwatch.nvml import GpuReading, NvmlUnavailable
-from gpuwatch.page import StatusPage
+from gpuwatch.page import page as status_page
 from gpuwatch.postmortem import document as post_mortem
 from gpuwatch.rankseries import OBSERVATIONS_FIRST, SERIES_LIMIT, clean
 from gpuwatch.reader import RecordError, read
@@ -164,7 +164,7 @@ def test_a_name_is_only_a_name(records: Path, name: str) -> None:
     [labels] = [sample.labels for family in families for sample in family.samples if sample.name == "gpuwatch_rank_up"]
     assert labels == {"run": clean(name), "rank": "0"}
     snapshot = read(writer.path)
-    shown = StatusPage(records, Sampler(no_gpus)).render().decode()
+    shown = status_page(records, Sampler(no_gpus)).decode()
     for text in (shown, page(document([snapshot]))):
         assert "<script>" not in text and "\x1b" not in text and "\ud800" not in text
     for content in (document([snapshot]), post_mortem(snapshot)):
@@ -252,7 +252,7 @@ def test_a_record_from_the_future_is_a_record(records: Path) -> None:
             file.write(struct.pack("=Q", 2**62))
     found = scrape(records)
     assert found['gpuwatch_rank_up{rank="0",run="train"}'] == 0
-    StatusPage(records, Sampler(no_gpus)).render()
+    status_page(records, Sampler(no_gpus))
 
 
 # -- the daemon's surroundings -----------------------------------------------------------------------------------------

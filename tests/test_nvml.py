@@ -14,6 +14,7 @@ import pytest
 
 from gpuwatch import sampler as sampling
 from gpuwatch.advisor import advise_gpu
+from gpuwatch.gpuseries import gpu_series
 from gpuwatch.nvml import GpuReading, Nvml, NvmlUnavailable
 from gpuwatch.sampler import STUCK, Sampler
 from tests.serving import environment, eventually
@@ -235,7 +236,7 @@ def test_a_gpu_that_is_held_back_by_heat_under_load_is_found(hardware: Path, nvm
 
 
 def test_the_normal_power_cap_is_no_thermal_throttle(nvml: Nvml) -> None:
-    numbers = {metric.name: number for metric, labels, number in sampling.gpu_series(nvml.read()[0]) if not labels}
+    numbers = {metric.name: number for metric, labels, number in gpu_series(nvml.read()[0]) if not labels}
     assert numbers["gpuwatch_gpu_thermal_throttle"] == 0.0
 
 

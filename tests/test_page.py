@@ -9,7 +9,8 @@ import pytest
 
 from gpuwatch.layout import State
 from gpuwatch.nvml import GpuReading, NvmlUnavailable
-from gpuwatch.page import RUNS_IN_FULL, StatusPage
+from gpuwatch.page import RUNS_IN_FULL
+from gpuwatch.page import page as rendered
 from gpuwatch.sampler import Sampler
 from tests.recorded import write_run
 from tests.serving import eventually, rank
@@ -52,7 +53,7 @@ def no_gpus() -> list[GpuReading]:
 
 
 def look(directory: Path, sampler: Sampler | None = None) -> Page:
-    return Page(StatusPage(directory, sampler or Sampler(no_gpus)).render().decode())
+    return Page(rendered(directory, sampler or Sampler(no_gpus)).decode())
 
 
 def test_with_no_record_it_says_what_to_do(records: Path) -> None:
@@ -135,13 +136,11 @@ def test_the_newest_runs_are_in_full_and_the_others_in_a_line(records: Path) -> 
     for number in range(RUNS_IN_FULL + 2):
         write_run(records, name=f"run{number}", steps=100 + number)
         time.sleep(0.002)
-    status = StatusPage(records, Sampler(no_gpus))
-    first, again = (Page(status.render().decode()) for _ in range(2))
-    for page in (first, again):
-        named = [text for text in page.texts if re.fullmatch(r"run\d", text)]
-        assert named == [f"run{number}" for number in reversed(range(RUNS_IN_FULL + 2))]
-        assert page.texts.count("Time of a step") == RUNS_IN_FULL
-        assert "Earlier runs" in page.texts
+    page = look(records)
+    named = [text for text in page.texts if re.fullmatch(r"run\d", text)]
+    assert named == [f"run{number}" for number in reversed(range(RUNS_IN_FULL + 2))]
+    assert page.texts.count("Time of a step") == RUNS_IN_FULL
+    assert "Earlier runs" in page.texts
 
 
 def test_a_file_that_is_no_record_is_named_with_the_reason(records: Path) -> None:

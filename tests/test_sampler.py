@@ -6,7 +6,7 @@ import tracemalloc
 from dataclasses import replace
 
 from gpuwatch.nvml import GpuReading
-from gpuwatch.sampler import DROPPED_SAMPLES, FEWEST_SAMPLES, KEPT_SAMPLES, Past
+from gpuwatch.past import DROPPED_SAMPLES, FEWEST_SAMPLES, KEPT_SAMPLES, Past
 
 READING = GpuReading(
     0, "GPU-1", "H100", "0:7", utilization_ratio=0.5, power_watts=600.0, clock_reasons=4, processes=((7, 1 << 30),)

@@ -17,6 +17,7 @@ from gpuwatch.render.alerts import alert_rules
 from gpuwatch.render.kubernetes import prometheus_rule
 from gpuwatch.render.promtool import promtool_tests
 from gpuwatch.render.readme import with_table
+from gpuwatch.render.ruleids import rule_ids
 from gpuwatch.render.runbooks import runbook
 from gpuwatch.rulebook import RULES
 
@@ -32,6 +33,7 @@ def generated(root: Path = ROOT) -> dict[str, str]:
         "alerts/gpuwatch.test.yaml": promtool_tests(RULES),
         "deploy/kubernetes/prometheusrule.yaml": prometheus_rule(RULES),
         "deploy/stack/alertmanager/alertmanager.yml": alertmanager_config(RULES),
+        "gpuwatch/catalog/ruleids.py": rule_ids(RULES),
         **{f"dashboards/json/{name}.json": draw() for name, draw in BOARDS.items()},
         **{f"alerts/runbooks/{rule.id}.md": runbook(rule) for rule in RULES},
     }

@@ -35,7 +35,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import settled, window_gauges
-from gpuwatch.layout import State
+from gpuwatch.lifecycle import STATES, state_of
 from gpuwatch.oomkill import CERTAIN, LIKELY
 from gpuwatch.reader import Snapshot
 from gpuwatch.report.data import data_of, worst
@@ -44,15 +44,11 @@ from gpuwatch.report.replayed import replay_evidence
 from gpuwatch.report.shape import Document, MemoryPart, PhaseTime, RankPart, RunPart, TimePart
 from gpuwatch.report.stopped import stopped_evidence
 
-STATES = ("killed", "exception", "running", "detached", "clean")
-"""States of a run, most alarming first: a run of several ranks is in the most alarming state of any."""
-
 _KILLED = "gone without an end mark: killed, or crashed in native code"
 _OUT_OF_MEMORY = {
     CERTAIN: "killed by the kernel: memory ran out",
     LIKELY: "likely killed by the kernel: memory ran out",
 }
-OOM_KILLED = "oom-killed"
 _EXCEPTION = "ended by an exception"
 _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
@@ -70,12 +66,6 @@ def document(snapshots: Sequence[Snapshot]) -> Document:
     }
 
 
-def state_of(snapshot: Snapshot) -> str:
-    """How far a rank got, one of STATES."""
-    ended = {State.CLEAN: "clean", State.EXCEPTION: "exception", State.DETACHED: "detached"}
-    return ended.get(snapshot.state, "running" if snapshot.up else "killed")
-
-
 def cause_of(snapshot: Snapshot) -> str | None:
     """Why a rank ended, in words; None while it runs or when nothing is wrong."""
     for name, labels in snapshot.series:
@@ -85,12 +75,6 @@ def cause_of(snapshot: Snapshot) -> str | None:
     if kill is not None:
         return f"{_OUT_OF_MEMORY.get(kill.verdict, _KILLED)}; {kill.words}"
     return {"killed": _KILLED, "exception": _EXCEPTION}.get(state_of(snapshot))
-
-
-def exit_of(snapshot: Snapshot) -> str:
-    """How a rank that runs no more ended, in a word: its state, or that the kernel killed it for memory."""
-    kill = snapshot.oom_kill
-    return OOM_KILLED if kill is not None and kill.verdict == CERTAIN else state_of(snapshot)
 
 
 def time_of(snapshot: Snapshot) -> TimePart:
