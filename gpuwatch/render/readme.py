@@ -12,11 +12,11 @@ END = "<!-- rules:end -->"
 
 
 def rule_table(rules: Iterable[Rule]) -> str:
-    """One line a rule: its id, linked to its runbook, what it says, how serious it is, what it recommends."""
-    lines = ["| rule | what it says | severity | what it recommends |", "|---|---|---|---|"]
+    """One line a rule: its id, linked to its runbook (which has the advice), what it says, how serious it is."""
+    lines = ["| rule | what it says | severity |", "|---|---|---|"]
     for rule in rules:
         severity = rule.severity if rule.critical_when is None else f"{rule.severity}, critical"
-        cells = (f"[`{rule.id}`]({RUNBOOKS}{rule.id}.md)", rule.title, severity, rule.fix)
+        cells = (f"[`{rule.id}`]({RUNBOOKS}{rule.id}.md)", rule.title, severity)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
