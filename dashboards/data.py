@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Panel, Query, board, row, stat, timeseries
-from dashboards.parts import COLORS, RANK, VARIABLES, limits, metrics, rule_panel
+from dashboards.options import COLORS, Limit
+from dashboards.panels import Panel, Query, board, row, stat, statetimeline, timeseries
+from dashboards.parts import RANK, VARIABLES, limits, metrics, rule_panel
 from dashboards.queries import expression, rate, select
 from gpuwatch.catalog import (
     BATCH_PINNED,
@@ -79,11 +80,12 @@ def _batches() -> tuple[Panel, ...]:
         ),
         rule_panel("data-collate-slow", "How much of making a batch is its collation"),
         metrics("How long an item takes, and the CPU time of a batch",
-                [LOADER_ITEM_SECONDS, LOADER_BATCH_CPU_SECONDS], RANK, width=8),
-        metrics("How large batches are", [LOADER_BATCH_BYTES], RANK, width=8),
+                [LOADER_ITEM_SECONDS, LOADER_BATCH_CPU_SECONDS], RANK),
+        metrics("How large batches are", [LOADER_BATCH_BYTES], RANK),
         rule_panel("data-padding-waste", "How much of a batch is padding"),
         rule_panel("data-h2d-pageable", "How much of a step copies a pageable batch"),
-        metrics("Whether batches are pinned", [BATCH_PINNED], RANK, width=8),
+        statetimeline("Whether batches are pinned", BATCH_PINNED.help, [Query(select(BATCH_PINNED), RANK)],
+                      states={0: ("pageable", "#808080"), 1: ("pinned", "green")}),
     )  # fmt: skip
 
 
@@ -107,12 +109,13 @@ def _workers() -> tuple[Panel, ...]:
             "How many workers there are, and how many this run needs",
             f"{LOADER_WORKERS.help} {LOADER_BEST_WORKERS.help}",
             [Query(select(LOADER_WORKERS), RANK + " in use"),
-             Query(select(LOADER_BEST_WORKERS), RANK + " recommended")], "none",
+             Query(select(LOADER_BEST_WORKERS), RANK + " recommended", bound=True)], "none",
         ),
         timeseries(
             "How many cores training and loading need",
             f"{LOADER_NEEDED_CORES.help} {CPU_BUDGET.help}",
-            [Query(select(LOADER_NEEDED_CORES), RANK + " needs"), Query(select(CPU_BUDGET), RANK + " may use")], "none",
+            [Query(select(LOADER_NEEDED_CORES), RANK + " needs"),
+             Query(select(CPU_BUDGET), RANK + " may use", bound=True)], "none",
         ),
     )  # fmt: skip
 
@@ -134,10 +137,13 @@ def _memory() -> tuple[Panel, ...]:
         row("Memory of the workers"),
         metrics("How much memory the largest worker takes", [WORKER_RESIDENT, WORKER_UNIQUE], RANK, width=8),
         metrics("How much of the data set the workers copied", [WORKER_COPIED], RANK, width=8),
-        metrics("How full /dev/shm is", [SHARED_MEMORY_USED, SHARED_MEMORY_TOTAL], RANK, width=8),
+        timeseries("How full /dev/shm is", f"{SHARED_MEMORY_USED.help} {SHARED_MEMORY_TOTAL.help}",
+                   [Query(f"max by (instance) ({select(SHARED_MEMORY_USED)})", "{{instance}} used"),
+                    Query(f"max by (instance) ({select(SHARED_MEMORY_TOTAL)})", "{{instance}} total", bound=True)],
+                   "bytes", width=8),
         rule_panel("data-shm-pressure", "How much of /dev/shm is in use"),
         rule_panel("data-not-cached", "How large the data set would be in memory"),
-    )
+    )  # fmt: skip
 
 
 def _beside() -> tuple[Panel, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Link, Panel, Query, Variable, board, row, stat, statetimeline, table, timeseries
-from dashboards.parts import COLORS, limits
-from dashboards.queries import ALERTS, ALONE, UNITS, narrowed, plain, plain_rate
+from dashboards.options import COLORS, Limit, Link
+from dashboards.panels import Panel, Query, Variable, board, row, stat, statetimeline, table, timeseries
+from dashboards.parts import limits
+from dashboards.queries import ALERTS, ALONE, UNITS, ever, narrowed, plain, plain_rate, worst_first
 from gpuwatch.catalog import (
     GPU_CLOCK_REASON,
     GPU_ECC_CORRECTED,
@@ -69,20 +70,20 @@ def hardware() -> str:
 
 
 def _lines(title: str, shown: list[tuple[Metric, str]], *, width: int = 12, hint: str = "") -> Panel:
-    """Gauges as they are, each called by its GPU and a word."""
+    """Gauges as they are, each called by its GPU and a word; those after the first are its bounds."""
     return timeseries(
         title,
         " ".join([*(metric.help for metric, _ in shown), *([hint] if hint else [])]),
-        [Query(plain(metric), f"{GPU} {word}".rstrip()) for metric, word in shown],
+        [Query(plain(metric), f"{GPU} {word}".rstrip(), bound=index > 0) for index, (metric, word) in enumerate(shown)],
         UNITS.get(shown[0][0].unit, "none"),
         width=width,
     )
 
 
-def _rates(title: str, shown: list[tuple[Metric, str]], unit: str, *, width: int = 12) -> Panel:
+def _rates(title: str, shown: list[tuple[Metric, str]], unit: str, *, width: int = 12, hint: str = "") -> Panel:
     return timeseries(
         title,
-        " ".join(metric.help for metric, _ in shown),
+        " ".join([*(metric.help for metric, _ in shown), *([hint] if hint else [])]),
         [Query(plain_rate(metric), f"{GPU} {word}".rstrip()) for metric, word in shown],
         unit,
         width=width,
@@ -104,10 +105,9 @@ def _rule(id: str, title: str, *, width: int = 12) -> Panel:
 
 def _summary() -> tuple[Panel, ...]:
     none = f"0 * count({plain(GPU_INFO)})"
-    firing = ALERTS % (ALONE["gpu"] + ', rule!=""')
     return (
         row("The GPUs"),
-        stat("GPUs", GPU_INFO.help, Query(f"count({plain(GPU_INFO)})", "gpus"), "none"),
+        stat("GPUs", "GPUs that NVML lists on these nodes.", Query(f"count({plain(GPU_INFO)})", "gpus"), "none"),
         stat("Busy", "GPUs on which some kernel ran in at least half of the last minute.",
              Query(f"count(avg_over_time({plain(GPU_UTILIZATION)}[1m]) >= 0.5) or {none}", "busy"), "none"),
         stat("Power", "Drawn by all chosen GPUs together.", Query(f"sum({plain(GPU_POWER)})", "power"), "watt"),
@@ -119,12 +119,12 @@ def _summary() -> tuple[Panel, ...]:
              Query(f"sum(increase({plain(GPU_GRAVE_ERRORS)}[$__range]))", "errors"), "none", decimals=0,
              limits=(Limit(1, COLORS["critical"]),)),
         table("What is wrong with them now", "Firing alerts on GPUs. The rule's name leads to its runbook.",
-              Query(firing, "{{rule}}"),
-              columns={"severity": "Severity", "rule": "Rule", "instance": "Node", "gpu": "GPU", "uuid": "UUID"},
-              width=12, links={"rule": Link("Runbook", "${runbooks}${__value.raw}.md")}),
+              Query(worst_first(lambda only: ALERTS % f'{ALONE["gpu"]}, rule!="", {only}'), "{{rule}}"),
+              columns={"severity": "Severity", "rule": "Rule", "instance": "Node", "gpu": "GPU"},
+              width=9, links={"rule": Link("Runbook", "${runbooks}${__value.raw}.md")}, empty="nothing"),
         table("Which GPUs there are", GPU_INFO.help, Query(plain(GPU_INFO), "{{name}}"),
               columns={"instance": "Node", "gpu": "GPU", "name": "Name", "pci_bus_id": "PCI address", "uuid": "UUID"},
-              width=12),
+              width=15),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _load() -> tuple[Panel, ...]:
             [Query(f"({share}) and ({plain(GPU_UTILIZATION)} >= 0.5)", GPU)],
             "percentunit"),
         _lines("How much of the time its memory was read or written", [(GPU_MEMORY_BUSY, "")]),
-        _lines("How much memory the driver has handed out", [(GPU_MEMORY_USED, "used"), (GPU_MEMORY_TOTAL, "of")]),
+        _lines("How much memory the driver has handed out", [(GPU_MEMORY_USED, "used"), (GPU_MEMORY_TOTAL, "total")]),
         _lines("How many processes compute on it", [(GPU_PROCESSES, "")]),
         _lines("What strangers hold of its memory", [(GPU_FOREIGN_MEMORY, "")]),
     )  # fmt: skip
@@ -153,14 +153,19 @@ def _clocks() -> tuple[Panel, ...]:
         _lines("At what clock it runs", [(GPU_SM_CLOCK, ""), (GPU_SM_CLOCK_MAX, "at most")]),
         _rule("hw-thermal-throttle", "How much of the time heat or a power brake held the clock down"),
         statetimeline(
-            "What holds the clock down", GPU_CLOCK_REASON.help + " The power cap is normal at full load.",
-            Query(max_of(GPU_CLOCK_REASON), GPU + " {{reason}}"),
-            states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])}, height=10,
+            "What holds the clock down",
+            GPU_CLOCK_REASON.help + " Those that did at any time of the range shown. The power cap is normal at full "
+            "load.",
+            [Query(ever(plain(GPU_CLOCK_REASON)), GPU + " {{reason}}")],
+            states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])},
+            others={"/power_cap$/": {0: ("free", "transparent"), 1: ("at its power limit", COLORS["info"])}},
+            empty="nothing",
         ),
         _lines("How much power it draws",
                [(GPU_POWER, ""), (GPU_POWER_LIMIT, "limit"), (GPU_POWER_DEFAULT_LIMIT, "default limit")]),
         _lines("How hot it is", [(GPU_TEMPERATURE, "")]),
-        _rates("How much energy it uses", [(GPU_ENERGY, "")], "watt"),
+        _rates("How much power it drew on average", [(GPU_ENERGY, "")], "watt",
+               hint="As power: no peak between two scrapes is missed."),
         _lines("At what clock its memory runs", [(GPU_MEMORY_CLOCK, "")]),
     )  # fmt: skip
 
@@ -170,20 +175,30 @@ def max_of(metric: Metric) -> str:
     return f"max by (instance, gpu, {', '.join(metric.labels)}) ({plain(metric)})"
 
 
+def _came(metric: Metric) -> str:
+    # Prometheus extrapolates: one event may come out as 1.33.
+    return f"round(increase({plain(metric)}[$__rate_interval]))"
+
+
 def _errors() -> tuple[Panel, ...]:
     grave = ", ".join(f"{code} {meaning}" for code, meaning in GRAVE_XIDS.items())
     return (
         row("Errors"),
         timeseries("Which errors the driver reported", GPU_XID_ERRORS.help + f" Grave ones: {grave}.",
-                   [Query(f"increase({plain(GPU_XID_ERRORS)}[$__rate_interval])", GPU + " XID {{xid}}")], "none"),
-        _lines("When the driver last reported an error", [(GPU_XID_TIME, "")]),
+                   [Query(f"{_came(GPU_XID_ERRORS)} > 0", GPU + " XID {{xid}}")], "none", bars=True, empty="none"),
+        timeseries("How long ago the driver last reported an error", GPU_XID_TIME.help,
+                   [Query(f"time() - {plain(GPU_XID_TIME)}", GPU)], "s", empty="it reported none"),
         timeseries("How many memory errors came", f"{GPU_ECC_CORRECTED.help} {GPU_ECC_UNCORRECTED.help}",
-                   [Query(f"increase({plain(GPU_ECC_CORRECTED)}[$__rate_interval])", GPU + " corrected"),
-                    Query(f"increase({plain(GPU_ECC_UNCORRECTED)}[$__rate_interval])", GPU + " uncorrected")], "none"),
+                   [Query(f"{_came(GPU_ECC_CORRECTED)} > 0", GPU + " corrected"),
+                    Query(f"{_came(GPU_ECC_UNCORRECTED)} > 0", GPU + " uncorrected")], "none", bars=True,
+                   empty="none"),
         timeseries("How many rows of memory were replaced", GPU_REMAPPED_ROWS.help + " In all.",
                    [Query(max_of(GPU_REMAPPED_ROWS), GPU + " {{cause}}")], "none"),
-        _lines("Whether a row waits to be replaced, or could not be",
-               [(GPU_REMAP_PENDING, "pending"), (GPU_REMAP_FAILED, "failed")]),
+        statetimeline("Where a row waits to be replaced, or could not be",
+                      f"{GPU_REMAP_PENDING.help} {GPU_REMAP_FAILED.help}",
+                      [Query(ever(plain(GPU_REMAP_PENDING)), GPU + " waits"),
+                       Query(ever(plain(GPU_REMAP_FAILED)), GPU + " failed")],
+                      states={0: ("no", "transparent"), 1: ("yes", COLORS["critical"])}, width=12, empty="nowhere"),
         _rule("hw-memory-errors", "How many grave errors there were"),
     )  # fmt: skip
 
@@ -204,8 +219,9 @@ def _links() -> tuple[Panel, ...]:
 def _telemetry() -> tuple[Panel, ...]:
     return (
         row("The telemetry itself"),
-        timeseries("Whether NVML answers", SOURCE_UP.help,
-                   [Query(plain(SOURCE_UP.where(source="nvml")), "{{instance}}")], "none"),
+        statetimeline("Whether NVML answers", SOURCE_UP.help,
+                      [Query(plain(SOURCE_UP.where(source="nvml")), "{{instance}}")],
+                      states={0: ("no answer", COLORS["critical"]), 1: ("answers", "green")}, width=12),
         timeseries("How long NVML takes to answer", SOURCE_SECONDS.help,
                    [Query(plain(SOURCE_SECONDS.where(source="nvml")), "{{instance}}")], "s"),
     )  # fmt: skip

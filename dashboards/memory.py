@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Link, Panel, Query, board, row, stat, table, timeseries
+from dashboards.options import Link
+from dashboards.panels import Panel, Query, board, row, stat, table, timeseries
 from dashboards.parts import GPU, RANK, VARIABLES, limits, metrics, rule_panel
 from dashboards.queries import SELECTORS, expression, rate, select
 from gpuwatch.catalog import (
@@ -67,8 +68,9 @@ def _capacity() -> tuple[Panel, ...]:
             [Query(f"sum({allocated})", "tensors"),
              Query(f"sum({active} - {allocated})", "waiting for streams"),
              Query(f"sum({reserved} - {active})", "free in the cache"),
-             Query(f"sum({select(DEVICE_NOT_TORCH)})", "not PyTorch's")],
-            "bytes", stacked=True, line=Query(f"sum({select(DEVICE_CAPACITY)})", "capacity"),
+             Query(f"sum({select(DEVICE_NOT_TORCH)})", "not PyTorch's"),
+             Query(f"sum({select(DEVICE_CAPACITY)})", "capacity", bound=True)],
+            "bytes", stacked=True,
         ),
         rule_panel("mem-near-capacity", "How near the peak comes to the capacity"),
         metrics("What a step needs at its peak", [DEVICE_STEP_ACTIVE, DEVICE_ACTIVE_PEAK], RANK),
@@ -97,10 +99,12 @@ def _leaks() -> tuple[Panel, ...]:
               "leads to its runbook.",
               Query(f"sort_desc(max by (run, rank, rule, where) ({_LEAKS}) > 0)", "{{rule}}"),
               columns={"rule": "Rule", "run": "Run", "rank": "Rank", "where": "Held by", "Value": "Magnitude"},
+              unit="short",
               links={"rule": Link("Runbook", "${runbooks}${__value.raw}.md")}),
-        metrics("What the process holds in host memory", [HOST_RESIDENT, HOST_IN_USE, HOST_TOTAL], RANK, width=8),
-        metrics("How much host memory is pinned", [HOST_PINNED], RANK, width=8),
-        metrics("How many descriptors are open", [OPEN_DESCRIPTORS], RANK, width=8),
+        metrics("What the process holds in host memory", [HOST_RESIDENT, HOST_IN_USE], RANK, width=24,
+                bound=HOST_TOTAL, of="instance"),
+        metrics("How much host memory is pinned", [HOST_PINNED], RANK),
+        metrics("How many descriptors are open", [OPEN_DESCRIPTORS], RANK),
     )  # fmt: skip
 
 
@@ -128,5 +132,5 @@ def _neighbours() -> tuple[Panel, ...]:
         row("Who else is on the GPUs"),
         rule_panel("mem-non-torch", "How much is in use that is not PyTorch's"),
         rule_panel("mem-foreign-process", "How much processes of no watched run hold", GPU),
-        metrics("What the driver has handed out", [GPU_MEMORY_USED, GPU_MEMORY_TOTAL], GPU, width=24),
+        metrics("What the driver has handed out", [GPU_MEMORY_USED], GPU, width=24, bound=GPU_MEMORY_TOTAL),
     )

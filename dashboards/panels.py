@@ -27,25 +27,28 @@ from grafanalib.core import (
 )
 
 from dashboards.normalise import normalised
+from dashboards.options import (
+    COLUMN_WIDTHS,
+    HEATMAP,
+    LINK,
+    SEVERITIES,
+    STRING,
+    Limit,
+    Link,
+    States,
+    alone,
+    axis_end,
+    by_name,
+    by_pattern,
+    colored,
+    mapping,
+)
 
 WIDTH = 24
 """Columns of Grafana's grid."""
 
 SCHEMA_VERSION = 39
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-
-
-_LINK = {
-    "type": "link",
-    "targetBlank": True,
-    "icon": "external link",
-    "tooltip": "",
-    "tags": [],
-    "asDropdown": False,
-    "includeVars": False,
-    "keepTime": False,
-}
-"""What Grafana's schema wants of every link."""
 
 
 class _Heatmap(DrawnPanel):  # type: ignore[misc]
@@ -57,26 +60,14 @@ class _Heatmap(DrawnPanel):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Query:
-    """What a panel asks Prometheus, and how its series are called."""
+    """What a panel asks Prometheus, and how its series are called.
+
+    A ``bound`` is what the others may come up to: a dashed line, in no stack.
+    """
 
     expr: str
     legend: str
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A line on a panel: from this value on the panel turns to this color."""
-
-    value: float
-    color: str
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link below a panel's title."""
-
-    title: str
-    url: str
+    bound: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,34 +130,41 @@ def timeseries(
     *,
     width: int = 12,
     stacked: bool = False,
-    line: Query | None = None,
+    bars: bool = False,
     top: int | None = None,
     limits: Sequence[Limit] = (),
     links: Sequence[Link] = (),
+    colors: Mapping[str, str] | None = None,
+    empty: str = "not measured",
 ) -> Panel:
-    """Lines over time; ``limits`` are drawn across them, ``top`` fixes the upper end of the axis.
+    """Lines over time, or ``bars`` for what comes and goes; ``limits`` are drawn across them.
 
-    ``line`` is a series that is not stacked upon the others: what they may come up to.
+    ``top`` fixes the upper end of the axis, ``colors`` those of series by their name; ``empty`` is said where there is
+    nothing to draw.
     """
-    overrides = [] if line is None else [_alone(chr(ord("A") + len(queries)))]
+    overrides = [alone(_letter(index)) for index, query in enumerate(queries) if query.bound]
+    overrides += [colored(name, color) for name, color in (colors or {}).items()]
+    soft = {} if top is not None else {"custom": {"axisSoftMax": axis_end(unit, limits)}}
     return Panel(
         width,
         8,
         lambda x, y: TimeSeries(
             **_common(title, description, width, 8, x, y),
-            targets=_targets([*queries, *([] if line is None else [line])]),
+            targets=_targets(queries),
             unit=unit,
             overrides=overrides,
             valueMin=0,
             valueMax=top,
-            fillOpacity=60 if stacked else 5,
+            drawStyle="bars" if bars else "line",
+            fillOpacity=60 if stacked or bars else 0,
             stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none"},
             showPoints="never",
             tooltipMode="multi",
             tooltipSort="desc",
             thresholds=_steps(limits),
             thresholdsStyleMode="dashed" if limits else "off",
-            links=[{**_LINK, "title": link.title, "url": link.url} for link in links],
+            links=[{**LINK, "title": link.title, "url": link.url} for link in links],
+            extraJson={"fieldConfig": {"defaults": {"noValue": empty, **soft}}},
         ),
     )
 
@@ -174,51 +172,37 @@ def timeseries(
 def statetimeline(
     title: str,
     description: str,
-    query: Query,
+    queries: Sequence[Query],
     *,
-    states: Mapping[float, tuple[str, str]],
-    width: int = 24,
+    states: States,
+    others: Mapping[str, States] | None = None,
+    width: int = WIDTH,
     height: int = 8,
+    empty: str = "not measured",
 ) -> Panel:
-    """A line per series whose color is its state; ``states`` maps values to a text and a color."""
-    mapping = {
-        "type": "value",
-        "options": {
-            f"{value:g}": {"text": text, "color": color, "index": index}
-            for index, (value, (text, color)) in enumerate(states.items())
-        },
-    }
+    """A line per series whose color is its state; ``states`` maps values to a text and a color.
+
+    ``others`` are the states of series whose names match a pattern.
+    """
+    overrides = [by_pattern(pattern, {"mappings": [mapping(other)]}) for pattern, other in (others or {}).items()]
     return Panel(
         width,
         height,
         lambda x, y: StateTimeline(
             **_common(title, description, width, height, x, y),
-            targets=_targets([query]),
-            mappings=[mapping],
+            targets=_targets(queries),
+            mappings=[mapping(states)],
+            overrides=overrides,
             showValue="never",
-            extraJson={"fieldConfig": {"defaults": {"unit": "none"}}},
+            extraJson={"fieldConfig": {"defaults": {"unit": "none", "noValue": empty}}},
         ),
     )
 
 
 def heatmap(title: str, description: str, query: Query, unit: str, *, width: int = 24, height: int = 8) -> Panel:
     """A row per series whose color is its value: what differs among many ranks, at a glance."""
-    options = {
-        "calculate": False,
-        "cellGap": 1,
-        "cellValues": {"unit": unit},
-        "color": {"mode": "scheme", "scheme": "Oranges", "fill": "dark-orange", "scale": "exponential", "exponent": 0.5,
-                  "steps": 64, "reverse": False},
-        "exemplars": {"color": "rgba(255,0,255,0.7)"},
-        "filterValues": {"le": 1e-9},
-        "legend": {"show": True},
-        "rowsFrame": {"layout": "auto"},
-        "showValue": "never",
-        "tooltip": {"mode": "single", "yHistogram": False, "showColorScale": True},
-        "yAxis": {"axisPlacement": "left", "reverse": False},
-    }  # fmt: skip
     # grafanalib draws the heat map of a Grafana long gone.
-    drawn = {"options": options, "fieldConfig": {"defaults": {"unit": unit}}}
+    drawn = {"options": {**HEATMAP, "cellValues": {"unit": unit}}, "fieldConfig": {"defaults": {"unit": unit}}}
     return Panel(
         width,
         height,
@@ -234,20 +218,18 @@ def table(
     query: Query,
     *,
     columns: Mapping[str, str],
-    unit: str = "short",
+    unit: str = "none",
+    states: States | None = None,
     width: int = WIDTH,
     height: int = 8,
     links: Mapping[str, Link] | None = None,
+    empty: str = "none",
 ) -> Panel:
-    """The present series as lines; ``columns`` maps the labels to show, in order, to their headings."""
+    """The present series as lines; ``columns`` maps the labels to show, in order, to their headings.
+
+    ``unit`` and ``states`` are those of the series' number: labels are texts, also where they look like numbers.
+    """
     hidden = {"Time": True, "__name__": True, **({} if "Value" in columns else {"Value": True})}
-    overrides = [
-        {
-            "matcher": {"id": "byName", "options": columns[label]},
-            "properties": [{"id": "links", "value": [{"title": link.title, "url": link.url, "targetBlank": True}]}],
-        }
-        for label, link in (links or {}).items()
-    ]
     shown = [
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
         {
@@ -259,17 +241,37 @@ def table(
             },
         },
     ]
+    overrides = [
+        by_name(heading, _column(label, unit, states, (links or {}).get(label))) for label, heading in columns.items()
+    ]
     return Panel(
         width,
         height,
         lambda x, y: Table(
             **_common(title, description, width, height, x, y),
             targets=_targets([query], instant=True),
-            unit=unit,
-            overrides=overrides,
+            unit=STRING,
+            overrides=[override for override in overrides if override["properties"]],
             transformations=shown,
+            extraJson={"fieldConfig": {"defaults": {"noValue": empty}}},
         ),
     )
+
+
+def _column(label: str, unit: str, states: States | None, link: Link | None) -> dict[str, Any]:
+    drawn: dict[str, Any] = {}
+    if label in COLUMN_WIDTHS:
+        drawn["custom.width"] = COLUMN_WIDTHS[label]
+    if label == "Value":
+        drawn["unit"] = unit
+    if label == "where":
+        drawn["custom.cellOptions"] = {"type": "auto", "wrapText": True}
+    words = SEVERITIES if label == "severity" else states if label == "Value" else None
+    if words:
+        drawn |= {"mappings": [mapping(words)], "custom.cellOptions": {"type": "color-text"}}
+    if link is not None:
+        drawn["links"] = [{"title": link.title, "url": link.url, "targetBlank": True}]
+    return drawn
 
 
 def board(
@@ -314,17 +316,8 @@ def _common(title: str, description: str, width: int, height: int, x: int, y: in
     }
 
 
-def _alone(target: str) -> dict[str, Any]:
-    """What draws the series of this target as a plain dashed line."""
-    properties = {
-        "custom.stacking": {"mode": "none", "group": "A"},
-        "custom.fillOpacity": 0,
-        "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
-    }
-    return {
-        "matcher": {"id": "byFrameRefID", "options": target},
-        "properties": [{"id": id, "value": value} for id, value in properties.items()],
-    }
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
 
 
 def _targets(queries: Sequence[Query], instant: bool = False) -> list[Any]:
@@ -332,7 +325,7 @@ def _targets(queries: Sequence[Query], instant: bool = False) -> list[Any]:
         Target(
             expr=query.expr,
             legendFormat=query.legend,
-            refId=chr(ord("A") + index),
+            refId=_letter(index),
             datasource=SOURCE,
             instant=instant,
             format="table" if instant else "time_series",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Link, Panel, Query, Variable, timeseries
+from dashboards.options import COLORS, Limit, Link
+from dashboards.panels import Panel, Query, Variable, timeseries
 from dashboards.queries import UNITS, expression, select
 from gpuwatch.catalog import RANK_UP
 from gpuwatch.expr import Expr, Metric
@@ -10,9 +11,11 @@ from gpuwatch.render.conditions import limit
 from gpuwatch.render.runbooks import RUNBOOKS
 from gpuwatch.rulebook import RULES_BY_ID
 
-COLORS = {"info": "blue", "warn": "orange", "critical": "red"}
 RANK = "{{run}} rank {{rank}}"
 GPU = "{{instance}} gpu {{gpu}}"
+
+_PLAIN = {"host", "device", "gpu", "memory", "loader", "worker", "shared"}
+"""Words of a metric's name that its panel's title says."""
 
 VARIABLES = (
     Variable("job", "Job", f"label_values({RANK_UP.name}, job)"),
@@ -23,10 +26,19 @@ VARIABLES = (
 """What every dashboard is narrowed by."""
 
 
-def metrics(title: str, shown: list[Metric], legend: str, *, width: int = 12) -> Panel:
-    """A panel of gauges as they are; where there are several, the legend says which."""
+def metrics(
+    title: str, shown: list[Metric], legend: str, *, width: int = 12, bound: Metric | None = None, of: str = ""
+) -> Panel:
+    """A panel of gauges as they are; where there are several, the legend says which.
+
+    ``bound`` is what they may come up to: for each series a line, or one for each value of the label ``of``.
+    """
     alone = len(shown) == 1
     queries = [Query(select(metric), legend if alone else f"{legend} {_short(metric)}") for metric in shown]
+    if bound is not None:
+        expr, name = (f"max by ({of}) ({select(bound)})", f"{{{{{of}}}}}") if of else (select(bound), legend)
+        queries.append(Query(expr, f"{name} {_short(bound)}", bound=True))
+        shown = [*shown, bound]
     return timeseries(
         title, " ".join(metric.help for metric in shown), queries, UNITS.get(shown[0].unit, "none"), width=width
     )
@@ -57,4 +69,4 @@ def limits(id: str, expr: Expr) -> tuple[Limit, ...]:
 
 def _short(metric: Metric) -> str:
     words = metric.name.removeprefix("gpuwatch_").removesuffix(f"_{metric.unit}").split("_")
-    return " ".join(word for word in words if word not in ("host", "device", "gpu", "memory"))
+    return " ".join(word for word in words if word not in _PLAIN) or "used"

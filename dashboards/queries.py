@@ -7,7 +7,7 @@ which the chosen ranks run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpuwatch.catalog import METRICS, RANK_UP
 from gpuwatch.expr import Expr, Metric, series_key
@@ -97,8 +97,18 @@ def expression(expr: Expr) -> str:
     return f"{text} and on (job, instance) {select(RANK_UP)}"
 
 
-def alerts() -> str:
+def alerts(more: str = 'rule!=""') -> str:
     """The firing alerts of the chosen ranks, and of the GPUs of their nodes."""
-    ranks = ALERTS % SELECTORS["rank"]
-    gpus = ALERTS % (SELECTORS["gpu"] + ', gpu!=""')
+    ranks = ALERTS % f"{SELECTORS['rank']}, {more}"
+    gpus = ALERTS % f'{SELECTORS["gpu"]}, gpu!="", {more}'
     return f"{ranks} or ({gpus} and on (job, instance) {select(RANK_UP)})"
+
+
+def worst_first(query: Callable[[str], str]) -> str:
+    """A query for each severity in turn: a table keeps the order in which series come."""
+    return " or ".join(query(f'severity="{severity}"') for severity in ("critical", "warning", "info"))
+
+
+def ever(selection: str) -> str:
+    """Those of the selected series that were above zero at any time of the range shown."""
+    return f"{selection} and (max_over_time({selection}[$__range]) > 0)"

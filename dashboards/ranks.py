@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Panel, Query, board, heatmap, row, stat, statetimeline, table, timeseries
-from dashboards.parts import COLORS, RANK, VARIABLES, limits, metrics, rule_panel
+from dashboards.options import COLORS, Limit
+from dashboards.panels import Panel, Query, board, heatmap, row, stat, statetimeline, table, timeseries
+from dashboards.parts import RANK, VARIABLES, limits, metrics, rule_panel
 from dashboards.queries import ALONE, narrowed, rate, select
 from gpuwatch.catalog import (
     COLLECTIVES,
@@ -53,7 +54,7 @@ def _summary() -> tuple[Panel, ...]:
     last = select(RANK_LAST_STEP)
     return (
         row("The ranks"),
-        stat("Alive", RANK_UP.help, Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
+        stat("Alive", "Ranks whose process lives.", Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
         stat("Gone without an end mark", RULES_BY_ID["run-dead"].title + ".",
              Query(f"count({dead}) or {nobody}", "ranks"), "none", limits=(Limit(1, COLORS["critical"]),)),
         stat("Steps between first and last", "How far the ranks of a run are apart.",
@@ -89,7 +90,7 @@ def _stragglers() -> tuple[Panel, ...]:
               "The time a rank needs for work of its own beyond the mean of its peers, as a share of a step.",
               Query(f"sort_desc(max by (run, rank, instance, phase) ({_excess()}) > 0)", _PHASE_OF_RANK),
               columns={"run": "Run", "rank": "Rank", "instance": "Node", "phase": "Phase", "Value": "Excess"},
-              unit="percentunit", width=12),
+              unit="percentunit", width=12, empty="none is"),
         timeseries("How much longer than its peers a rank works", RULES_BY_ID["dist-straggler"].title
                    + " (dist-straggler). " + RULES_BY_ID["dist-straggler"].because,
                    [Query(_excess(), _PHASE_OF_RANK)], "percentunit",
@@ -102,18 +103,19 @@ def _stragglers() -> tuple[Panel, ...]:
 def _life() -> tuple[Panel, ...]:
     return (
         row("Who lives"),
-        statetimeline("Which ranks are alive", RANK_UP.help,
-                      Query(f"max by (run, rank) ({select(RANK_UP)})", RANK),
+        statetimeline("Which ranks are alive", "Whether the rank's process lives.",
+                      [Query(f"max by (run, rank) ({select(RANK_UP)})", RANK)],
                       states={0: ("gone", COLORS["critical"]), 1: ("alive", "green")}),
         rule_panel("run-hang", "How long nothing has happened"),
         timeseries("How far each rank is", RANK_POSITION.help,
-                   [Query(select(RANK_POSITION), RANK + " {{bound}}")], "none"),
+                   [Query(select(RANK_POSITION), RANK)], "none"),
         table("How ended ranks ended", RANK_EXIT_INFO.help,
               Query(f"max by (run, rank, instance, cause) ({select(RANK_EXIT_INFO)})", RANK),
-              columns={"run": "Run", "rank": "Rank", "instance": "Node", "cause": "Cause"}, width=12),
+              columns={"run": "Run", "rank": "Rank", "instance": "Node", "cause": "Cause"}, width=9,
+              empty="no rank has ended"),
         table("Where each rank runs", RANK_INFO.help, Query(select(RANK_INFO), RANK),
               columns={"run": "Run", "rank": "Rank", "node": "Node", "job_id": "Job", "experiment": "Experiment",
-                       "pid": "Process", "restart": "Restarts"}, width=12),
+                       "pid": "Process", "restart": "Restarts"}, width=15),
     )  # fmt: skip
 
 
@@ -124,12 +126,12 @@ def _communication() -> tuple[Panel, ...]:
                    [Query(f"avg by (run, part) ({select(DDP_SECONDS)})", "{{run}} {{part}}")], "s"),
         rule_panel("dist-comm-exposed", "How much of a step is communication that nothing hides", "{{run}}"),
         timeseries("How many collectives each rank enters and completes", COLLECTIVES.help,
-                   [Query(rate(COLLECTIVES), RANK + " {{group}} {{state}}")], "ops"),
+                   [Query(rate(COLLECTIVES), RANK + " group {{group}} {{state}}")], "ops"),
         timeseries("How far the ranks' collectives are apart",
                    "Collectives enqueued by the first rank of a run less those of the last: a gap that stays is a rank "
                    "that did not enter one.",
                    [Query(f"max by (run, group) ({_enqueued()}) - min by (run, group) ({_enqueued()})",
-                          "{{run}} {{group}}")], "none"),
+                          "{{run}} group {{group}}")], "none"),
         metrics("How often a step reduces gradients", [GRADIENT_SYNCS], RANK),
         metrics("How much each rank's device held at its peak", [DEVICE_ACTIVE_PEAK], RANK),
     )  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dashboards.panels import Limit, Link, Panel, Query, board, row, stat, table, timeseries
+from dashboards.options import PHASES, Limit, Link
+from dashboards.panels import Panel, Query, board, row, stat, table, timeseries
 from dashboards.parts import GPU, RANK, VARIABLES, limits, metrics, rule_panel
-from dashboards.queries import alerts, expression, quantile, rate, select
+from dashboards.queries import alerts, expression, quantile, rate, select, worst_first
 from gpuwatch.catalog import (
     ALLOC_RETRIES,
     BETWEEN_SECONDS,
@@ -56,14 +57,14 @@ def training() -> str:
 def _summary() -> tuple[Panel, ...]:
     return (
         row("The run"),
-        stat("Ranks up", RANK_UP.help, Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
+        stat("Ranks up", "Ranks whose process lives.", Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
         stat("Last step of the slowest rank", RANK_LAST_STEP.help,
              Query(f"min({select(RANK_LAST_STEP)})", "step"), "none"),
         stat("Steps per second", "Mean over the chosen ranks; on one rank, its own.",
              Query(f"avg({rate(STEPS)})", "steps per second"), "none", decimals=2),
         stat("Median step", "Half of the steps are faster. " + STEP_SECONDS.help,
              Query(quantile(0.5, STEP_SECONDS), "median"), "s"),
-        stat("Time since anything happened", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
+        stat("Since anything happened", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
              Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s",
              limits=limits("run-hang", RANK_PROGRESS_AGE)),
         stat("Findings", "Alerts of gpuwatch that fire now; the table below names them.",
@@ -78,19 +79,20 @@ def _findings() -> tuple[Panel, ...]:
         table(
             "What is wrong now",
             "Firing alerts, with the place in the program where a hook saw it. The rule's name leads to its runbook.",
-            Query(alerts(), "{{rule}}"),
+            Query(worst_first(alerts), "{{rule}}"),
             columns={"severity": "Severity", "rule": "Rule", "run": "Run", "rank": "Rank", "gpu": "GPU",
                      "instance": "Node", "where": "Where"},
-            width=14,
             links={"rule": runbook},
+            empty="nothing: no alert fires",
         ),
         table(
             "What the hooks observed, also below a rule's limit",
             OBSERVATION.help,
             Query(f"max by (run, rank, rule, where) ({select(OBSERVATION)})", "{{rule}}"),
             columns={"rule": "Rule", "run": "Run", "rank": "Rank", "where": "Where", "Value": "Magnitude"},
-            width=10,
+            unit="short",
             links={"rule": runbook},
+            empty="nothing",
         ),
     )  # fmt: skip
 
@@ -107,7 +109,7 @@ def _time() -> tuple[Panel, ...]:
             "Where the time of a step goes",
             PHASE_SECONDS.help + " As shares of all chosen ranks.",
             [Query(f"{steps} / ignoring (phase) group_left () sum({rate(PHASE_SECONDS)})", "{{phase}}")],
-            "percentunit", stacked=True, top=1,
+            "percentunit", stacked=True, top=1, colors=PHASES,
         ),
         timeseries(
             "How long steps take",
@@ -127,7 +129,7 @@ def _time() -> tuple[Panel, ...]:
             "percentunit", top=1,
         ),
         rule_panel("comp-step-jitter", "How many steps are far slower than the others"),
-        metrics("How much longer slow steps take", [WINDOW_SLOW_EXCESS_SECONDS], RANK),
+        metrics("How much longer slow steps take", [WINDOW_SLOW_EXCESS_SECONDS], RANK, width=24),
         rule_panel("comp-gc-pause", "How much of the time Python collects garbage"),
         metrics("The longest garbage collection", [GC_LONGEST], RANK),
     )  # fmt: skip
@@ -137,10 +139,11 @@ def _memory() -> tuple[Panel, ...]:
     return (
         row("Memory"),
         metrics("What the process holds in host memory", [HOST_RESIDENT, HOST_IN_USE], RANK),
-        metrics("What the process holds on the device", [DEVICE_ALLOCATED, DEVICE_RESERVED, DEVICE_CAPACITY], RANK),
+        metrics("What the process holds on the device", [DEVICE_ALLOCATED, DEVICE_RESERVED], RANK,
+                bound=DEVICE_CAPACITY),
         timeseries("How often the allocator had to flush its cache", ALLOC_RETRIES.help,
                    [Query(rate(ALLOC_RETRIES), RANK)], "ops"),
-        metrics("What the driver has handed out", [GPU_MEMORY_USED, GPU_MEMORY_TOTAL], GPU),
+        metrics("What the driver has handed out", [GPU_MEMORY_USED], GPU, bound=GPU_MEMORY_TOTAL),
     )  # fmt: skip
 
 
@@ -150,7 +153,7 @@ def _hardware() -> tuple[Panel, ...]:
         metrics("How much of the time any kernel ran", [GPU_UTILIZATION], GPU),
         rule_panel("hw-thermal-throttle", "How much of the time heat holds the clock down", GPU),
         metrics("How hot the GPUs are", [GPU_TEMPERATURE], GPU, width=8),
-        metrics("How fast the GPUs are clocked", [GPU_SM_CLOCK, GPU_SM_CLOCK_MAX], GPU, width=8),
+        metrics("How fast the GPUs are clocked", [GPU_SM_CLOCK], GPU, width=8, bound=GPU_SM_CLOCK_MAX),
         metrics("How much power they draw", [GPU_POWER], GPU, width=8),
     )
 
@@ -164,12 +167,14 @@ def _ranks() -> tuple[Panel, ...]:
             RANK_INFO.help + " " + RANK_UP.help,
             Query(f"{info} {select(RANK_INFO)}", RANK),
             columns={"run": "Run", "rank": "Rank", "instance": "Node", "local_rank": "Local rank",
-                     "world_size": "World size", "pid": "Process", "script": "Script", "torch": "torch", "Value": "Up"},
+                     "world_size": "World size", "pid": "Process", "script": "Script", "torch": "torch",
+                     "Value": "State"},
+            states={0: ("gone", "red"), 1: ("alive", "green")},
         ),
         metrics("How long ago the last step ended", [RANK_STEP_AGE], RANK, width=8),
         timeseries("Faults of gpuwatch that were kept from the run", GUARD_FAULTS.help,
                    [Query(f"sum by (run, rank, probe) ({select(GUARD_FAULTS)})", RANK + " {{probe}}")],
-                   "none", width=8),
+                   "none", width=8, empty="no faults"),
         timeseries("How long the daemon takes to collect", SOURCE_SECONDS.help + " " + SOURCE_UP.help,
                    [Query(select(SOURCE_SECONDS), "{{instance}} {{source}}"),
                     Query(f"{select(SOURCE_UP)} == 0", "{{instance}} {{source}} is down")],

@@ -1,4 +1,4 @@
-"""The dashboards: their layout, their queries, and their data from a real Prometheus."""
+"""The dashboards' queries and variables against a real Prometheus with the whole catalog."""
 
 from __future__ import annotations
 
@@ -24,40 +24,11 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dashboards import boards
-from dashboards.normalise import normalised
 from gpuwatch import catalog
 from gpuwatch.expr import Metric as CatalogMetric
 from gpuwatch.render.alerts import alert_rules
-from gpuwatch.render.conditions import limit
-from gpuwatch.rulebook import RULES, RULES_BY_ID
-
-Json = dict[str, Any]
-
-ROOT = Path(__file__).resolve().parent.parent
-BOARDS: list[Json] = [json.loads(draw()) for draw in boards.BOARDS.values()]
-PANELS: list[Json] = [panel for board in BOARDS for panel in board["panels"] if panel["type"] != "row"]
-TARGETS: list[tuple[str, Json]] = [
-    (f"{board['uid'].removeprefix('gpuwatch-')}: {panel['title']}", target)
-    for board in BOARDS
-    for panel in board["panels"]
-    if panel["type"] != "row"
-    for target in panel["targets"]
-]
-VARIABLES = {
-    "gpuwatch-training": ["datasource", "job", "run", "rank", "runbooks"],
-    "gpuwatch-memory": ["datasource", "job", "run", "rank", "runbooks"],
-    "gpuwatch-data": ["datasource", "job", "run", "rank", "runbooks"],
-    "gpuwatch-ranks": ["datasource", "job", "run", "rank", "runbooks"],
-    "gpuwatch-hardware": ["datasource", "job", "node", "gpu", "runbooks"],
-    "gpuwatch-fleet": ["datasource", "job", "run", "node", "gpu", "runbooks"],
-}
-BY_RANK = ("training", "memory", "data")
-"""Dashboards on the chosen ranks, in which every query is narrowed to them."""
-every_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
-SUFFIXES = ("_bucket", "_sum", "_count")
-JOINED = {"job", "instance", "le"}
-"""Labels of every series beside the catalog's: the scrape's, and a histogram's."""
+from gpuwatch.rulebook import RULES
+from tests.boardpanels import BOARDS, TARGETS, Json, every_board, every_target
 
 GRAFANA = {"__rate_interval": "5s", "__interval": "1s", "__range": "1h"}
 needs_prometheus = [
@@ -78,124 +49,6 @@ def everything() -> dict[str, str]:
     variables = [variable for board in BOARDS for variable in board["templating"]["list"]]
     chosen = {variable["name"]: variable.get("allValue", "any") for variable in variables}
     return {**GRAFANA, **chosen}
-
-
-# -- layout and form ---------------------------------------------------------------------------------------------------
-
-
-@every_board
-def test_no_panel_leaves_the_grid_or_covers_another(board: Json) -> None:
-    places = [panel["gridPos"] for panel in board["panels"]]
-    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
-    for one, other in itertools.combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        above = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-        assert beside or above, f"{one} covers {other}"
-
-
-@every_board
-def test_ids_and_titles_are_unique(board: Json) -> None:
-    ids = [panel["id"] for panel in board["panels"]]
-    titles = [panel["title"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    assert len(set(titles)) == len(titles)
-
-
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_every_panel_says_what_it_shows_and_in_which_unit(panel: Json) -> None:
-    assert panel["title"] and panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    assert panel["targets"]
-
-
-@pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{title} {target['refId']}" for title, target in TARGETS])
-def test_every_query_is_narrowed_by_the_variables(title: str, target: Json) -> None:
-    expr = target["expr"]
-    assert target["legendFormat"]
-    assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    for selector in re.findall(r"(?:gpuwatch_[\w:]+|ALERTS)(\{[^}]*\})?", expr):
-        assert 'job=~"$job"' in selector, f"{title}: {expr}"
-    if title.startswith(BY_RANK):
-        assert 'run=~"$run"' in expr and 'rank=~"$rank"' in expr
-    assert not re.search(r"\$__interval\b", expr)
-    for inside in re.findall(r"(?:rate|increase)\([^\[]*\[([^\]]+)\]", expr):
-        assert inside in ("$__rate_interval", "$__range", "5m"), f"{title}: a rate over {inside}"
-
-
-@pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{title} {target['refId']}" for title, target in TARGETS])
-def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: str, target: Json) -> None:
-    selectors = re.findall(r"\b(gpuwatch_\w+)\{([^}]*)\}", target["expr"])
-    assert selectors or "ALERTS" in target["expr"]
-    for name, inside in selectors:
-        base = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
-        metric = catalog.METRICS.get(name) or catalog.METRICS[base]
-        known = {*catalog.SCOPES[metric.scope], *metric.labels, *JOINED}
-        assert {part.partition("=")[0].strip("~! ") for part in inside.split(",")} <= known, f"{title}: {inside}"
-    counters = {name for name, _ in selectors if name.endswith(("_total", *SUFFIXES))}
-    for name in counters - _raw_counters():
-        assert re.search(rf"(rate|increase)\({name}", target["expr"]), (
-            f"{title}: the counter {name} is shown without a rate"
-        )
-
-
-def _raw_counters() -> set[str]:
-    # Shares of whole runs, how far ranks are apart, and what is rare and lasts are read as totals.
-    whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
-    rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS, catalog.WORKER_DEATHS)
-    return {*whole, catalog.COLLECTIVES.name, *(metric.name for metric in rare)}
-
-
-def test_the_limits_on_a_panel_are_those_of_its_rule() -> None:
-    rule = RULES_BY_ID["data-stall"]
-    panel = next(panel for panel in PANELS if f"({rule.id})" in panel["description"])
-    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert rule.critical_when is not None
-    drawn = [(step["value"], step["color"]) for step in steps]
-    assert drawn == [
-        (None, "green"),
-        (limit(rule.when, rule.value.expr), "orange"),
-        (limit(rule.critical_when, rule.value.expr), "red"),
-    ]
-    assert panel["links"][0]["url"] == "${runbooks}data-stall.md"
-
-
-@every_board
-def test_every_linked_runbook_exists(board: Json) -> None:
-    linked = re.findall(r"\$\{runbooks\}([a-z0-9-]+)\.md", json.dumps(board))
-    assert linked
-    assert all((ROOT / "alerts" / "runbooks" / f"{id}.md").is_file() for id in linked)
-
-
-def test_the_dashboards_keep_their_addresses() -> None:
-    assert [board["uid"] for board in BOARDS] == list(VARIABLES)
-
-
-@every_board
-def test_a_dashboard_is_of_todays_schema(board: Json) -> None:
-    assert board["schemaVersion"] == 39
-    assert not {"rows", "style", "hideControls", "sharedCrosshair", "__inputs"} & board.keys()
-    names = [variable["name"] for variable in board["templating"]["list"]]
-    assert names == VARIABLES[board["uid"]]
-    for variable in board["templating"]["list"][1:-1]:
-        assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".+"
-
-
-def test_the_capacity_is_a_line_across_the_stack() -> None:
-    panel = next(panel for panel in PANELS if panel["title"] == "What the device's memory is used for")
-    (override,) = panel["fieldConfig"]["overrides"]
-    target = next(target for target in panel["targets"] if target["refId"] == override["matcher"]["options"])
-    assert "capacity" in target["expr"]
-    assert {"id": "custom.stacking", "value": {"mode": "none", "group": "A"}} in override["properties"]
-
-
-def test_an_unknown_kind_of_panel_is_refused() -> None:
-    board = {"panels": [{"type": "graph"}], "templating": {"list": []}}
-    with pytest.raises(ValueError, match="unknown kind of panel 'graph'"):
-        normalised(board)
-
-
-# -- against the real thing --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.debian
@@ -376,9 +229,7 @@ class TestAgainstPrometheus:
             selector = substituted(found[1], everything())
             assert prometheus.ask(f"label/{found[2]}/values", **{"match[]": selector}), variable["name"]
 
-    @pytest.mark.parametrize(
-        ("title", "target"), TARGETS, ids=[f"{title} {target['refId']}" for title, target in TARGETS]
-    )
+    @every_target
     def test_every_query_returns_series_that_its_legend_can_name(
         self, title: str, target: Json, prometheus: Prometheus
     ) -> None:
