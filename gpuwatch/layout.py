@@ -63,6 +63,7 @@ class Word(enum.IntEnum):
     OBSERVATIONS = 13  # slots in use
     ATTACHED = 14  # CLOCK_MONOTONIC nanoseconds at attach
     ENDED = 15  # Unix time of the end mark, nanoseconds
+    PLACE = 16  # of one rank among several: where in which step it is (:class:`Place`)
 
 
 class State(enum.IntEnum):
@@ -87,6 +88,24 @@ class Phase(enum.IntEnum):
     EVALUATION = 6
     PENDING = 7  # a forward in eval mode with gradients: training or evaluation, a backward will tell
     BETWEEN = 8
+
+
+class Place(enum.IntEnum):
+    """What a rank last did in a step, as far as every step tells: the lowest bits of its word.
+
+    Above them stand the backwards that the step has had, above these the completed steps: of ranks that run the same
+    program the one with the smallest word is furthest behind.
+    """
+
+    STEPPED = 0  # an optimizer stepped, or a backward returned
+    ASKED = 1  # for a batch
+    CAME = 2  # the batch did
+    BACKWARD = 3  # autograd runs
+
+
+PLACE_BITS = 2
+BACKWARD_BITS = 18
+"""Bits of a place's word: for :class:`Place`, and for the backwards of a step above them."""
 
 
 class Column(enum.IntEnum):

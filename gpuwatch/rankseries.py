@@ -42,10 +42,11 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.catalog.ruleids import RULE_IDS
 from gpuwatch.expr import Metric, series_key
-from gpuwatch.history import identity_gauges, position, settled
+from gpuwatch.history import identity_gauges, settled
 from gpuwatch.layout import MODULE_ROW, WORKER_ROW
 from gpuwatch.lifecycle import exit_of
 from gpuwatch.reader import Observation, Snapshot
+from gpuwatch.standing import standing
 from gpuwatch.window import Gauge
 
 SERIES_LIMIT = 160
@@ -188,6 +189,9 @@ def tombstone(snapshot: Snapshot) -> RankSeries:
     """What stays of a rank whose process is gone: that it is gone, how, and its last step."""
     gauges = identity_gauges(snapshot)
     headline = [(metric, (), gauges[metric.name]) for metric in (*_HEADLINE, RANK_GONE_TIME) if metric.name in gauges]
+    far = standing(snapshot)
+    if far is not None:
+        headline.append((RANK_POSITION, (), far))
     return RankSeries((*headline, (RANK_EXIT_INFO, (exit_of(snapshot),), 1.0)), None, 0)
 
 
@@ -202,8 +206,9 @@ def clean(text: str) -> str:
 def _identity(snapshot: Snapshot) -> Iterator[Gauge]:
     for name, number in identity_gauges(snapshot).items():
         yield METRICS[name], (), number
-    for bound, steps in position(snapshot).items():
-        yield RANK_POSITION, (bound,), steps
+    far = standing(snapshot)
+    if far is not None:
+        yield RANK_POSITION, (), far
     known = {"pid": snapshot.pid, **{key: text for key, text in snapshot.identity.items() if text is not None}}
     yield RANK_INFO, tuple(clean(str(known.get(label, ""))) for label in RANK_INFO.labels), 1.0
     if not snapshot.up:

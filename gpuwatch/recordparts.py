@@ -80,6 +80,7 @@ class Snapshot:
     observations: tuple[Observation, ...]
     oom_kill: OomKill | None = None
     phase_is_current: bool = True
+    place: int = 0
     death: Death | None = None
 
     @property
@@ -166,6 +167,7 @@ def headline(path: Path, uid: int, up: bool, words: Sequence[int], identity: Map
         ring=(),
         observations=(),
         phase_is_current=words[Word.HEARTBEAT] >= stepped,
+        place=words[Word.PLACE],
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 from gpuwatch.advisor import advise, advise_run
 from gpuwatch.catalog import DEVICE_ACTIVE_PEAK, DEVICE_CAPACITY, RANK_GONE_TIME
 from gpuwatch.expr import Across, Const, Metric, Peered, Placed, Recorded, by_rank, of_place, places_of, series_key
-from gpuwatch.history import history_of, position
-from gpuwatch.layout import Phase, State
+from gpuwatch.history import history_of
+from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot, read
 from gpuwatch.rulebook import RULES_BY_ID
 from gpuwatch.rulebook.rule import of_ranks
@@ -145,25 +145,6 @@ def test_of_two_dead_ranks_the_first_is_named(tmp_path: Path) -> None:
     assert [finding.where for finding in said] == ["rank 1"]
     assert "2 of the run's ranks are gone" in said[0].evidence
     assert history_of(gone[1])[RANK_GONE_TIME.name][-1][1] == created + 49
-
-
-@pytest.mark.parametrize(
-    ("phase", "current", "least", "most"),
-    [
-        (Phase.DATA, True, 200.2, 200.2),
-        (Phase.BACKWARD, True, 200.6, 200.6),
-        (Phase.OTHER, True, 200, 201),
-        (Phase.BACKWARD, False, 200, 201),
-        (Phase.EVALUATION, True, 200, 201),
-    ],
-)
-def test_where_a_rank_is_in_its_step_is_known_while_it_is_looked_at(
-    phase: Phase, current: bool, least: float, most: float, tmp_path: Path
-) -> None:
-    snapshot = read(write_run(tmp_path, state=None).path)
-    there = dataclasses.replace(snapshot, up=True, phase=phase, phase_is_current=current)
-    assert position(there) == {"least": least, "most": most}
-    assert position(dataclasses.replace(there, up=False)) == {}
 
 
 def test_steps_that_are_only_counted_are_progress(tmp_path: Path) -> None:

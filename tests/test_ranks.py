@@ -122,23 +122,36 @@ def test_a_rank_that_never_enters_is_named_by_those_that_wait(programs: Programs
     assert "this rank has completed 30 steps" in evidence
 
 
-def test_between_looks_the_kernel_tells_who_waits_and_who_does_not(programs: Programs) -> None:
+@pytest.mark.parametrize(
+    ("place", "does", "model", "words"),
+    [
+        ("forward", "time.sleep(60)", "model = DistributedDataParallel(net)", "its main thread sleeps"),
+        ("loop", "[None for _ in iter(int, 1)]", SHARDED, "its main thread is running"),  # the others wait in their forward
+        ("end", "dist.barrier()", "model = DistributedDataParallel(net)", "its main thread waits for a lock"),
+    ],
+    ids=["sleeping in its forward", "computing while the others wait in theirs", "in a collective of its own"],
+)
+def test_long_after_the_first_steps_the_rank_that_never_entered_is_named(
+    place: str, does: str, model: str, words: str, programs: Programs
+) -> None:
     look = """
-    time.sleep(4)
     import dataclasses, pathlib
     from gpuwatch.report.document import findings_of
     from gpuwatch.reader import read_all
-    found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
+    def silent():
+        found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
+        return found if len(found) == 2 and all(each.progress_age > 3 and each.step >= 89 for each in found) else None
+    while not (found := silent()):
+        time.sleep(0.2)
     later = [dataclasses.replace(each, progress_age=400.0) for each in found]
     hung = [each for each in findings_of(later) if each["rule"] == "run-hang"]
-    print(json.dumps({each["rank"]: each["evidence"].rpartition("; ")[2] for each in hung}))
+    print(json.dumps([[each["rank"], each["evidence"].rpartition("; ")[2]] for each in hung]))
     for child in children:
         os.kill(child, signal.SIGKILL)
     """
-    ended = ranks(programs, 'if RANK == 0 and step == 70 and place == "forward": time.sleep(60)', steps=80, parent=look)
-    said = json.loads(ended.out.splitlines()[0])
-    assert said["0"] == "its main thread sleeps"
-    assert said["1"].startswith("its main thread waits for a lock or another thread")
+    here = f'if RANK == 0 and step == 90 and place == "{place}": {does}'
+    ((rank, evidence),) = json.loads(ranks(programs, here, model, steps=120, parent=look).out.splitlines()[0])
+    assert rank == 0 and evidence.startswith(words)
 
 
 def test_the_rank_that_was_killed_is_told_from_the_one_that_failed_for_it(programs: Programs) -> None:

@@ -55,8 +55,7 @@ RANK_POSITION = rank_metric(
     "rank_position_steps",
     "gauge",
     "steps",
-    "How far the rank is, in steps: at least and at most. Within a step it is known only while that is looked at.",
-    "bound",
+    "How far the rank is, in steps and parts of one: of several that wait for each other the smallest is behind.",
 )
 RANK_GONE_TIME = rank_metric(
     "rank_gone_timestamp_seconds",

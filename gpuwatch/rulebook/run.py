@@ -18,11 +18,11 @@ _P99 = WINDOW_STEP_SECONDS.where(quantile="0.99")
 _LAST = Quantity("step", RANK_LAST_STEP, "count")
 _AFTER_THE_FIRST = RANK_GONE_TIME - Across("min", RANK_GONE_TIME)
 
-# A run of several ranks stops as one: those that wait in a collective, and the one that never entered it. Where a rank
-# is within a step is known only while the step is looked at; else it is somewhere between this step and the next.
-_SILENT = Across("min", RANK_PROGRESS_AGE)
-_AT_LEAST, _AT_MOST = RANK_POSITION.where(bound="least"), RANK_POSITION.where(bound="most")
-_MAY_BE_LAST = Across("min", _AT_MOST) >= _AT_LEAST
+# A run of several ranks stops as one: those that wait in a collective, and the one that never entered it. It is furthest
+# behind, and may have ended, with fewer batches than the others.
+_SILENT = RANK_POSITION * 0 + Across("min", RANK_PROGRESS_AGE)  # of the run, at each of its ranks
+_FURTHEST = Across("max", RANK_POSITION)
+_LAST_OF_ALL = Across("min", RANK_POSITION) >= RANK_POSITION
 
 
 def _gone(at: float, up: float = 0, ended: float = 0) -> dict[str, tuple[float, ...]]:
@@ -31,19 +31,23 @@ def _gone(at: float, up: float = 0, ended: float = 0) -> dict[str, tuple[float, 
     return {RANK_UP.name: flat(up), RANK_ENDED.name: flat(ended), RANK_LAST_STEP.name: flat(841), **gone}
 
 
-def _silent(
-    least: float, most: float, age: float = 400, p99: float = 0.4, up: float = 1
-) -> dict[str, tuple[float, ...]]:
-    """A rank that is so far, and of which nothing was seen for so long."""
-    position = {
-        series_key(RANK_POSITION.name, {"bound": bound}): flat(steps)
-        for bound, steps in (("least", least), ("most", most))
-    }
+def _silent(position: float, age: float = 400, p99: float = 0.4) -> dict[str, tuple[float, ...]]:
+    """A living rank that is so far, and of which nothing was seen for so long."""
     quantiles = {
         series_key(WINDOW_STEP_SECONDS.name, {"quantile": name}): flat(seconds)
         for name, seconds in (("0.5", p99 / 2), ("0.99", p99))
     }
-    return {RANK_PROGRESS_AGE.name: flat(age), RANK_UP.name: flat(up), **position, **quantiles}
+    return {
+        RANK_PROGRESS_AGE.name: flat(age),
+        RANK_POSITION.name: flat(position),
+        RANK_ENDED.name: flat(0),
+        **quantiles,
+    }
+
+
+def _over(position: float) -> dict[str, tuple[float, ...]]:
+    """A rank that has ended after so many steps."""
+    return {RANK_POSITION.name: flat(position), RANK_ENDED.name: flat(1)}
 
 
 def _no_quantiles(series: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
@@ -91,22 +95,22 @@ RULES = (
         title="The run makes no progress",
         severity="critical",
         scope="peer",
-        when=(RANK_UP.equals(1) & _MAY_BE_LAST & (_SILENT >= 300)).unless(Across("max", _P99) * 10 > _SILENT),
-        value=Quantity("age", RANK_PROGRESS_AGE, "seconds"),
+        when=((_SILENT >= 300) & _LAST_OF_ALL).unless(Across("max", _P99) * 10 > _SILENT),
+        value=Quantity("age", _SILENT, "seconds"),
         quantities=(
             _LAST,
-            Quantity("p99", _P99, "seconds"),
-            Quantity("ahead", Across("max", _AT_LEAST), "count"),
+            Quantity("behind", _FURTHEST - RANK_POSITION, "count"),
             Quantity("ended", Across("sum", RANK_ENDED), "count"),
         ),
         because=(
             "No batch, forward, backward or optimizer step was seen on any rank for at least five minutes and ten "
             "times the 99th percentile of a step, and the processes still hold their records: a collective that a peer "
             "never entered, a deadlock, a dead worker, storage that does not answer. Of several ranks the one that is "
-            "furthest behind is named: the others wait for it. Where they cannot be told apart, all are."
+            "furthest behind is named, in steps and within a step: the others wait for it. It may have ended before "
+            "them. Where they cannot be told apart, all are."
         ),
-        evidence="nothing has happened for {age}; this rank has completed {step} steps, the furthest one is in step "
-        "{ahead}; {ended} ranks of the run have ended",
+        evidence="nothing has happened for {age}; this rank has completed {step} steps and is {behind} steps behind the "
+        "furthest one; {ended} ranks of the run have ended",
         fix="Take this rank's stack: `py-spy dump --pid PID` (or `faulthandler`). Where it waits in a collective as "
         "the others do, compare what each of them enters: NCCL's flight recorder (`TORCH_FR_BUFFER_SIZE`, "
         "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`) names the collective that a rank never entered. A rank that has ended had "
@@ -114,25 +118,27 @@ RULES = (
         gain=Gain("the run"),
         check="The age of the last progress falls to a step's length.",
         suppresses=("data-stall", "comp-step-jitter"),
-        notes="Between the steps that are looked at, a record holds the completed steps and no more: a rank that "
-        "stops there stands somewhere between its last step and the next. The report adds what each rank's main "
-        "thread does, as far as the kernel tells: those that wait for each other wait alike.",
+        notes="Every step of a rank among several tells what it last did: asked for a batch, got it, began a backward, "
+        "ended it, stepped. Of those that did the same last, the one that sleeps, runs or was stopped is behind those "
+        "whose main thread waits for another thread, as in a collective on the CPU; the kernel tells, and the report "
+        "says it.",
         examples=(
-            Example("stuck", of_ranks(_silent(841, 842)), True),
+            Example("stuck", of_ranks(_silent(841.4)), True),
             Example(
                 "one of three never entered its backward",
-                of_ranks(_silent(841.5, 841.5), _silent(841.25, 841.25), _silent(841.5, 841.5)),
+                of_ranks(_silent(841.43), _silent(841.33), _silent(841.43)),
                 True,
             ),
-            Example("stuck before the hundredth step", of_ranks(_no_quantiles(_silent(7.5, 7.5))), True),
-            Example("one of two still computes", of_ranks(_silent(841, 842), _silent(841, 842, age=40)), False),
+            Example("one of two had fewer batches", of_ranks(_silent(841.43), _over(841.02)), True),
+            Example("stuck before the hundredth step", of_ranks(_no_quantiles(_silent(7.5))), True),
+            Example("one of two still computes", of_ranks(_silent(841.3), _silent(841.3, age=40)), False),
             Example(
                 "slow steps, and one rank silent for longer",
-                of_ranks(_silent(12, 13, 320, 50), _silent(12, 13, 900, 50)),
+                of_ranks(_silent(12.4, 320, 50), _silent(12.3, 900, 50)),
                 False,
             ),
-            Example("slow steps", of_ranks(_silent(12, 13, p99=90), _silent(12, 13)), False),
-            Example("gone", of_ranks(_silent(841, 842, up=0)), False),
+            Example("slow steps", of_ranks(_silent(12.3, p99=90), _silent(12.3)), False),
+            Example("all have ended", of_ranks(_over(841.02), _over(841.02)), False),
         ),
     ),
 )

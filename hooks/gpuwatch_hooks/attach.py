@@ -19,7 +19,7 @@ from gpuwatch import config
 from gpuwatch.catalog import CPU_BUDGET
 from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
-from gpuwatch_hooks import backward, buffers, follow, guard, hiding, loader, model, modes, optimizers
+from gpuwatch_hooks import backward, buffers, follow, guard, hiding, loader, model, modes, optimizers, whereabouts
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
 from gpuwatch_hooks.session import Session, end_state, note_uncaught, uncaught
@@ -165,6 +165,8 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         _active.optimizers, remove = optimizers.install(session)
         _active.undo.append(remove)
         _active.undo.append(modes.install(session))
+        if session.pace.several:
+            _active.undo.append(whereabouts.install(session))
         session.looks.append(lambda: backward.look(session))
         session.looks.append(lambda: model.look(session))
         session.looks.append(lambda: buffers.look(session))

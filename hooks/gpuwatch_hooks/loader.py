@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpuwatch.layout import Phase, Word
+from gpuwatch.layout import Phase, Place, Word
 from gpuwatch_hooks.disguise import TimedIterator, can_subclass, original_class, same_but, set_class
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
@@ -26,6 +26,7 @@ from gpuwatch_hooks.watchedloader import LoaderWatch
 from gpuwatch_hooks.workerstart import own_starts
 
 _PHASE, _DATA, _OTHER = int(Word.PHASE), int(Phase.DATA), int(Phase.OTHER)
+_PLACE, _ASKED, _CAME = int(Word.PLACE), int(Place.ASKED), int(Place.CAME)
 
 
 @guarded("loader")
@@ -182,6 +183,9 @@ def timed_next(session: Session, watch: LoaderWatch, fetch: Callable[[Any], obje
         # Between looks this is all that happens, written out here and not behind the guard: three stores that cannot
         # fail, in code that runs cold at every step.
         noted = not (pace.looking or watch.apart)
+        placed = pace.several and watch.training
+        if placed:
+            pace.words[_PLACE] = pace.place | _ASKED
         if noted:
             pace.mask = 0
             pace.words[_PHASE] = _DATA
@@ -194,6 +198,8 @@ def timed_next(session: Session, watch: LoaderWatch, fetch: Callable[[Any], obje
             delivered = True
             return batch
         finally:
+            if placed:
+                pace.words[_PLACE] = pace.place | _CAME
             if delivered and noted and not pace.looking:
                 note(monotonic_ns() << SHIFT | END)
                 note((whole_elements(batch) or -1) if watch.varying else -1)

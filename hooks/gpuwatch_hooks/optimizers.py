@@ -88,6 +88,8 @@ def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
         return
     session.open_look()
     session.clock.optimizer_end(number)
+    if session.pace.several:
+        session.pace.stepped(session.clock.steps)
     session.gradients.optimizer_end(optimizer)
     session.evaluation.optimizer_end()
     owner_stepped(session, optimizer)
@@ -141,6 +143,8 @@ def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
             words = pace.words
             words[_STEP_TIME] = now
             words[_STEP] = steps
+            if pace.several:
+                pace.stepped(steps)
             if steps >= pace.next_look or now >= pace.next_tick:
                 due(session, now, optimizer)
 

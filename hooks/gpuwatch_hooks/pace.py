@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from gpuwatch.layout import BACKWARD_BITS, PLACE_BITS, Word
 from gpuwatch.record import RecordWriter
 
 BEGIN, END, STEP, PAUSE = 0, 1, 2, 3
@@ -44,11 +45,16 @@ HURRIED_EVERY = 8
 
 MOST_NOTES = 1 << 14
 
+_PLACE, _STEP_SHIFT = int(Word.PLACE), PLACE_BITS + BACKWARD_BITS
+
 
 class Pace:
     """The notes of the resting hooks and the state they need at each step."""
 
-    __slots__ = ("_rested", "looking", "looks", "mask", "next_look", "next_tick", "note", "notes", "steps", "words")
+    __slots__ = (
+        "_rested", "looking", "looks", "mask", "next_look", "next_tick", "note", "notes", "place", "several", "steps",
+        "words",
+    )  # fmt: skip
 
     def __init__(self, record: RecordWriter) -> None:
         self.notes: deque[int] = deque(maxlen=MOST_NOTES)  # bounded, should nobody come to work through it
@@ -60,7 +66,14 @@ class Pace:
         self.next_look = 0
         self.next_tick = 0
         self.words = record.words
+        self.several = record.identity.get("world_size", 1) != 1  # ranks: each says where in its step it is
+        self.place = 0  # what of that changes once a step or a backward
         self._rested = (0, 0)  # step and nanoseconds of the last time that looking ended
+
+    def stepped(self, steps: int) -> None:
+        """So many steps are complete: a place in a step counts from here."""
+        if steps != self.place >> _STEP_SHIFT:  # else another optimizer stepped, in the same step
+            self.place = self.words[_PLACE] = steps << _STEP_SHIFT
 
     def rest_until(self, steps: int, now: int, hurried: bool = False) -> None:
         """The next look is due about :data:`LOOK_EVERY` steps from here; not exactly, lest it beat with the run.

@@ -203,6 +203,8 @@ class Session:
         if self.pace.looking and not self.clock.optimizer_seen:
             search(self)
             step_ended(self)
+            if self.pace.several:
+                self.pace.stepped(self.clock.steps)
         if self.pace.looking and now >= self.pace.next_tick:
             self.pace.next_tick = now + TICK_NANOSECONDS
             tick(self)

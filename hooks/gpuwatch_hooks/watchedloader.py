@@ -48,6 +48,7 @@ class LoaderWatch:
         self.given = given
         self.first = True  # the next batch is the first of an epoch
         self.feeds: bool | None = None  # whether training steps come of its batches; None while that is not known
+        self.training = given  # as far as is known, its batches are trained on, by the thread that asks for them
         self.apart = True  # its next batch is not simply noted between looks
         self.thread: int | None = None  # that asked it last
         self.elsewhere = False  # it is iterated on another thread than that which trains
@@ -117,7 +118,8 @@ class LoaderWatch:
 
     def _place(self) -> None:
         known = self.feeds or (self.feeds is None and self.given)
-        self.apart = self.first or self.elsewhere or not known
+        self.training = bool(known) and not self.elsewhere
+        self.apart = self.first or not self.training
 
     def settle(self) -> None:
         """The next batch is one like any other."""

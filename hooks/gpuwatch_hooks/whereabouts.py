@@ -1,0 +1,51 @@
+"""Where in its step a rank is, told at every step: what it last did is one number in the header of its record.
+
+When ranks wait for each other, nothing of theirs runs any more that could say who waits. So it is said before: as a
+batch is asked for and comes, as autograd begins and returns, as an optimizer has stepped. The rank that never entered a
+collective has the smallest number. A process alone says nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from gpuwatch.layout import PLACE_BITS, Place, Word
+from gpuwatch_hooks.backward import NAMES
+from gpuwatch_hooks.pace import Pace
+from gpuwatch_hooks.session import Session
+
+_PLACE, _BACKWARD = int(Word.PLACE), int(Place.BACKWARD)
+_ONE_BACKWARD = 1 << PLACE_BITS
+
+
+def install(session: Session) -> Callable[[], None]:
+    """Tell of every backward; the returned function stops it."""
+    pace = session.pace
+    originals = {name: getattr(torch.autograd, name) for name in NAMES}
+    wrappers = {name: _told(pace, original) for name, original in originals.items()}
+    for name, wrapper in wrappers.items():
+        setattr(torch.autograd, name, wrapper)
+
+    def restore() -> None:
+        session.close_look()  # its own wrapper lies over this one
+        for name, wrapper in wrappers.items():
+            if getattr(torch.autograd, name) is wrapper:  # someone else's wrapper on top stays
+                setattr(torch.autograd, name, originals[name])
+
+    return restore
+
+
+def _told(pace: Pace, run_backward: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(run_backward)
+    def told_backward(*arguments: object, **options: object) -> object:
+        # Two stores that cannot fail, not behind the guard: at every step this code runs cold.
+        pace.words[_PLACE] = pace.place | _BACKWARD
+        try:
+            return run_backward(*arguments, **options)
+        finally:
+            pace.place = pace.words[_PLACE] = pace.place + _ONE_BACKWARD
+
+    return told_backward
