@@ -56,7 +56,7 @@ def _summary() -> tuple[Panel, ...]:
         row("Is training fed?"),
         stat("Waits for data", "The largest share of step time that any chosen rank spends waiting for a batch.",
              Query(f"max({expression(WAIT_SHARE)})", "share"), "percentunit", limits=limits("data-stall", WAIT_SHARE)),
-        stat("Batches that were ready", LOADER_READY.help + " Of the rank that is fed worst.",
+        stat("Batches ready", LOADER_READY.help + " Of the rank that is fed worst.",
              Query(f"min({select(LOADER_READY)})", "ready"), "percentunit"),
         stat("Workers in use", LOADER_WORKERS.help, Query(f"max({select(LOADER_WORKERS)})", "workers"), "none"),
         stat("Workers recommended", LOADER_BEST_WORKERS.help,
@@ -84,8 +84,9 @@ def _batches() -> tuple[Panel, ...]:
         metrics("How large batches are", [LOADER_BATCH_BYTES], RANK),
         rule_panel("data-padding-waste", "How much of a batch is padding"),
         rule_panel("data-h2d-pageable", "How much of a step copies a pageable batch"),
-        statetimeline("Whether batches are pinned", BATCH_PINNED.help, [Query(select(BATCH_PINNED), RANK)],
-                      states={0: ("pageable", "#808080"), 1: ("pinned", "green")}),
+        statetimeline("Whether batches are pinned", "Whether batches come in pinned memory.",
+                      [Query(select(BATCH_PINNED), RANK)],
+                      states={0: ("pageable", "#808080"), 1: ("pinned", "green")}, height=6),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.options import COLORS, Limit, Link
 from dashboards.panels import Panel, Query, Variable, board, row, stat, statetimeline, table, timeseries
-from dashboards.parts import limits
+from dashboards.parts import limits, runbook
 from dashboards.queries import ALERTS, ALONE, narrowed, plain, plain_rate, worst_first
 from gpuwatch.catalog import (
     GPU_ENERGY,
@@ -110,24 +110,20 @@ def _runs() -> tuple[Panel, ...]:
         table("How far each run got", RANK_LAST_STEP.help + " Of its slowest rank.",
               Query(f"sort_desc(min by (run) ({plain(RANK_LAST_STEP)}))", "{{run}}"),
               columns={"run": "Run", "Value": "Step"}, width=8),
-        table("How ended ranks ended", RANK_EXIT_INFO.help,
+        table("How ended ranks ended", "The cause of each end that was seen.",
               Query(f"max by (run, rank, cause) ({plain(RANK_EXIT_INFO)})", "{{run}} rank {{rank}}"),
               columns={"run": "Run", "rank": "Rank", "cause": "Cause"}, width=8, empty="no rank has ended"),
         timeseries("How many steps each run makes in a second", STEPS.help + " Mean of its ranks.",
                    [Query(f"avg by (run) ({plain_rate(STEPS)})", "{{run}}")], "ops"),
         timeseries("How much of each run's time waits for data", f"{stall.title} ({stall.id}). Mean of its ranks.",
                    [Query(f"avg by (run) ({narrowed(stall.value.expr, ALONE)})", "{{run}}")], "percentunit",
-                   limits=limits(stall.id, stall.value.expr), links=[_runbook(stall.id)]),
+                   limits=limits(stall.id, stall.value.expr), links=[runbook(stall.id)]),
         timeseries("How full each run's fullest device was", f"{peak.title} ({peak.id}).",
                    [Query(f"max by (run) ({narrowed(PEAK_SHARE, ALONE)})", "{{run}}")], "percentunit",
-                   limits=limits(peak.id, PEAK_SHARE), links=[_runbook(peak.id)]),
+                   limits=limits(peak.id, PEAK_SHARE), links=[runbook(peak.id)]),
         timeseries("How many ranks each run has", "Ranks whose process lives.",
                    [Query(f"sum by (run) ({plain(RANK_UP)})", "{{run}}")], "none"),
     )  # fmt: skip
-
-
-def _runbook(id: str) -> Link:
-    return Link(f"Runbook: {id}", f"${{runbooks}}{id}.md")
 
 
 def _gpus() -> tuple[Panel, ...]:
@@ -158,7 +154,7 @@ def _daemons() -> tuple[Panel, ...]:
         timeseries("What each turns away", f"{RECORDS_REJECTED.help} {SERIES_DROPPED.help}",
                    [Query(f"sum by (instance) ({plain(RECORDS_REJECTED)})", "{{instance}} files"),
                     Query(plain(SERIES_DROPPED), "{{instance}} series")], "none", width=8),
-        statetimeline("Which sources did not answer", SOURCE_UP.help,
+        statetimeline("Which sources did not answer", "When a daemon asked them last.",
                       [Query(f"{plain(SOURCE_UP)} == 0", "{{instance}} {{source}}")],
                       states={0: ("no answer", COLORS["critical"])}, width=8, empty="none: all of them answer"),
     )  # fmt: skip

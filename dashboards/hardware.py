@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.options import COLORS, Limit, Link
 from dashboards.panels import Panel, Query, Variable, board, row, stat, statetimeline, table, timeseries
-from dashboards.parts import limits
+from dashboards.parts import limits, runbook
 from dashboards.queries import ALERTS, ALONE, UNITS, ever, narrowed, plain, plain_rate, worst_first
 from gpuwatch.catalog import (
     GPU_CLOCK_REASON,
@@ -99,7 +99,7 @@ def _rule(id: str, title: str, *, width: int = 12) -> Panel:
         UNITS.get(rule.value.unit, "none"),
         width=width,
         limits=limits(id, rule.value.expr),
-        links=[Link(f"Runbook: {rule.id}", f"${{runbooks}}{rule.id}.md")],
+        links=[runbook(rule.id)],
     )
 
 
@@ -112,7 +112,7 @@ def _summary() -> tuple[Panel, ...]:
              Query(f"count(avg_over_time({plain(GPU_UTILIZATION)}[1m]) >= 0.5) or {none}", "busy"), "none"),
         stat("Power", "Drawn by all chosen GPUs together.", Query(f"sum({plain(GPU_POWER)})", "power"), "watt"),
         stat("Hottest", GPU_TEMPERATURE.help, Query(f"max({plain(GPU_TEMPERATURE)})", "temperature"), "celsius"),
-        stat("Held down by heat or power", RULES_BY_ID["hw-thermal-throttle"].title + ": the share of five minutes.",
+        stat("Clock held down", RULES_BY_ID["hw-thermal-throttle"].title + ": the share of five minutes.",
              Query(f"max({narrowed(RULES_BY_ID['hw-thermal-throttle'].value.expr, ALONE)})", "share"), "percentunit",
              limits=limits("hw-thermal-throttle", RULES_BY_ID["hw-thermal-throttle"].value.expr)),
         stat("Grave errors", GPU_GRAVE_ERRORS.help + " Over the range shown.",
@@ -122,7 +122,8 @@ def _summary() -> tuple[Panel, ...]:
               Query(worst_first(lambda only: ALERTS % f'{ALONE["gpu"]}, rule!="", {only}'), "{{rule}}"),
               columns={"severity": "Severity", "rule": "Rule", "instance": "Node", "gpu": "GPU"},
               width=9, links={"rule": Link("Runbook", "${runbooks}${__value.raw}.md")}, empty="nothing"),
-        table("Which GPUs there are", GPU_INFO.help, Query(plain(GPU_INFO), "{{name}}"),
+        table("Which GPUs there are", "The GPUs that NVML lists on the chosen nodes.",
+              Query(plain(GPU_INFO), "{{name}}"),
               columns={"instance": "Node", "gpu": "GPU", "name": "Name", "pci_bus_id": "PCI address", "uuid": "UUID"},
               width=15),
     )  # fmt: skip
@@ -154,8 +155,8 @@ def _clocks() -> tuple[Panel, ...]:
         _rule("hw-thermal-throttle", "How much of the time heat or a power brake held the clock down"),
         statetimeline(
             "What holds the clock down",
-            GPU_CLOCK_REASON.help + " Those that did at any time of the range shown. The power cap is normal at full "
-            "load.",
+            "What NVML names as holding the clock down, at any time of the range shown. The power cap is normal at "
+            "full load.",
             [Query(ever(plain(GPU_CLOCK_REASON)), GPU + " {{reason}}")],
             states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])},
             others={"/power_cap$/": {0: ("free", "transparent"), 1: ("at its power limit", COLORS["info"])}},
@@ -186,7 +187,7 @@ def _errors() -> tuple[Panel, ...]:
         row("Errors"),
         timeseries("Which errors the driver reported", GPU_XID_ERRORS.help + f" Grave ones: {grave}.",
                    [Query(f"{_came(GPU_XID_ERRORS)} > 0", GPU + " XID {{xid}}")], "none", bars=True, empty="none"),
-        timeseries("How long ago the driver last reported an error", GPU_XID_TIME.help,
+        timeseries("How long ago the driver last reported an error", "Time since its last error (XID), of any kind.",
                    [Query(f"time() - {plain(GPU_XID_TIME)}", GPU)], "s", empty="it reported none"),
         timeseries("How many memory errors came", f"{GPU_ECC_CORRECTED.help} {GPU_ECC_UNCORRECTED.help}",
                    [Query(f"{_came(GPU_ECC_CORRECTED)} > 0", GPU + " corrected"),
@@ -195,7 +196,7 @@ def _errors() -> tuple[Panel, ...]:
         timeseries("How many rows of memory were replaced", GPU_REMAPPED_ROWS.help + " In all.",
                    [Query(max_of(GPU_REMAPPED_ROWS), GPU + " {{cause}}")], "none"),
         statetimeline("Where a row waits to be replaced, or could not be",
-                      f"{GPU_REMAP_PENDING.help} {GPU_REMAP_FAILED.help}",
+                      "Rows of memory that are replaced at the next reset, and such as could not be.",
                       [Query(ever(plain(GPU_REMAP_PENDING)), GPU + " waits"),
                        Query(ever(plain(GPU_REMAP_FAILED)), GPU + " failed")],
                       states={0: ("no", "transparent"), 1: ("yes", COLORS["critical"])}, width=12, empty="nowhere"),
@@ -219,9 +220,9 @@ def _links() -> tuple[Panel, ...]:
 def _telemetry() -> tuple[Panel, ...]:
     return (
         row("The telemetry itself"),
-        statetimeline("Whether NVML answers", SOURCE_UP.help,
+        statetimeline("Whether NVML answers", "Whether it answered when the daemon last asked.",
                       [Query(plain(SOURCE_UP.where(source="nvml")), "{{instance}}")],
                       states={0: ("no answer", COLORS["critical"]), 1: ("answers", "green")}, width=12),
-        timeseries("How long NVML takes to answer", SOURCE_SECONDS.help,
+        timeseries("How long NVML takes to answer", "How long the daemon's last collection from NVML took.",
                    [Query(plain(SOURCE_SECONDS.where(source="nvml")), "{{instance}}")], "s"),
     )  # fmt: skip

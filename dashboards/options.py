@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,12 @@ COLUMN_WIDTHS = {
     "restart": 85,
     "torch": 130,
     "pci_bus_id": 150,
-    "uuid": 335,
+    "uuid": 350,
     "Value": 125,
 }
 """In pixels, by label, where it is known how long texts get. Grafana gives each other column at least 150."""
 
-_AXIS_ENDS = {"percentunit": 0.01, "s": 0.001, "bytes": float(1 << 20), "Bps": 1000.0}
+_AXIS_ENDS = {"percentunit": 0.01, "s": 0.001, "bytes": 1024.0, "Bps": 1000.0}
 """What an axis shows at least, by unit, so that zeros are not drawn on a scale up to 10,000 %."""
 
 LINK = {
@@ -84,6 +84,15 @@ class Link:
 
     title: str
     url: str
+
+
+def widths(labels: Collection[str]) -> Mapping[str, int]:
+    """Those of a table's columns; where all are known, the last text takes what is left of the panel."""
+    known = {label: COLUMN_WIDTHS[label] for label in labels if label in COLUMN_WIDTHS}
+    texts = [label for label in known if label != "Value"]
+    if len(known) == len(labels) and texts:
+        del known[texts[-1]]
+    return known
 
 
 def axis_end(unit: str, limits: Sequence[Limit] = ()) -> float:

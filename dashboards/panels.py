@@ -42,6 +42,7 @@ from dashboards.options import (
     by_pattern,
     colored,
     mapping,
+    widths,
 )
 
 WIDTH = 24
@@ -192,6 +193,7 @@ def statetimeline(
             **_common(title, description, width, height, x, y),
             targets=_targets(queries),
             mappings=[mapping(states)],
+            thresholds=_base(),  # with Grafana's own, its legend would name those instead of the states
             overrides=overrides,
             showValue="never",
             extraJson={"fieldConfig": {"defaults": {"unit": "none", "noValue": empty}}},
@@ -242,7 +244,8 @@ def table(
         },
     ]
     overrides = [
-        by_name(heading, _column(label, unit, states, (links or {}).get(label))) for label, heading in columns.items()
+        by_name(heading, _column(label, unit, states, (links or {}).get(label), label in widths(columns)))
+        for label, heading in columns.items()
     ]
     return Panel(
         width,
@@ -251,16 +254,16 @@ def table(
             **_common(title, description, width, height, x, y),
             targets=_targets([query], instant=True),
             unit=STRING,
-            overrides=[override for override in overrides if override["properties"]],
+            overrides=overrides,
             transformations=shown,
             extraJson={"fieldConfig": {"defaults": {"noValue": empty}}},
         ),
     )
 
 
-def _column(label: str, unit: str, states: States | None, link: Link | None) -> dict[str, Any]:
-    drawn: dict[str, Any] = {}
-    if label in COLUMN_WIDTHS:
+def _column(label: str, unit: str, states: States | None, link: Link | None, narrow: bool) -> dict[str, Any]:
+    drawn: dict[str, Any] = {"noValue": ""}  # what an empty panel says is not for empty cells
+    if narrow:
         drawn["custom.width"] = COLUMN_WIDTHS[label]
     if label == "Value":
         drawn["unit"] = unit
@@ -337,9 +340,12 @@ def _targets(queries: Sequence[Query], instant: bool = False) -> list[Any]:
 def _steps(limits: Sequence[Limit]) -> list[Any]:
     if not limits:
         return []
-    base = Threshold("green", 0, 0.0)  # its value is written as null: from minus infinity on
     ordered = sorted(limits, key=lambda limit: limit.value)
-    return [base, *(Threshold(limit.color, index, float(limit.value)) for index, limit in enumerate(ordered, 1))]
+    return [*_base(), *(Threshold(limit.color, index, float(limit.value)) for index, limit in enumerate(ordered, 1))]
+
+
+def _base() -> list[Any]:
+    return [Threshold("green", 0, 0.0)]  # its value is written as null: from minus infinity on
 
 
 def _source() -> Any:

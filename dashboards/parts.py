@@ -53,8 +53,13 @@ def rule_panel(id: str, title: str, legend: str = RANK) -> Panel:
         [Query(expression(rule.value.expr), legend)],
         UNITS.get(rule.value.unit, "none"),
         limits=limits(id, rule.value.expr),
-        links=[Link(f"Runbook: {rule.id}", f"${{runbooks}}{rule.id}.md")],
+        links=[runbook(rule.id)],
     )
+
+
+def runbook(id: str) -> Link:
+    """The link to a rule's runbook."""
+    return Link(f"Runbook: {id}", f"${{runbooks}}{id}.md")
 
 
 def limits(id: str, expr: Expr) -> tuple[Limit, ...]:

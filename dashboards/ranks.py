@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.options import COLORS, Limit
 from dashboards.panels import Panel, Query, board, heatmap, row, stat, statetimeline, table, timeseries
-from dashboards.parts import RANK, VARIABLES, limits, metrics, rule_panel
+from dashboards.parts import RANK, VARIABLES, limits, metrics, rule_panel, runbook
 from dashboards.queries import ALONE, narrowed, rate, select
 from gpuwatch.catalog import (
     COLLECTIVES,
@@ -55,15 +55,15 @@ def _summary() -> tuple[Panel, ...]:
     return (
         row("The ranks"),
         stat("Alive", "Ranks whose process lives.", Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
-        stat("Gone without an end mark", RULES_BY_ID["run-dead"].title + ".",
+        stat("Died", RULES_BY_ID["run-dead"].title + ".",
              Query(f"count({dead}) or {nobody}", "ranks"), "none", limits=(Limit(1, COLORS["critical"]),)),
-        stat("Steps between first and last", "How far the ranks of a run are apart.",
+        stat("Steps apart", "How far the ranks of a run are apart.",
              Query(f"max(max by (run) ({last}) - min by (run) ({last}))", "steps"), "none"),
-        stat("Longest without progress", RANK_PROGRESS_AGE.help,
+        stat("Since last progress", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
              Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s", limits=limits("run-hang", RANK_PROGRESS_AGE)),
-        stat("Largest excess of a rank", RULES_BY_ID["dist-straggler"].title + ": its share of a step.",
+        stat("Worst straggler", RULES_BY_ID["dist-straggler"].title + ": its share of a step.",
              Query(f"max({_excess()})", "share"), "percentunit", limits=limits("dist-straggler", _STRAGGLER.expr)),
-        stat("Gradient reductions a step", GRADIENT_SYNCS.help,
+        stat("Reductions a step", GRADIENT_SYNCS.help,
              Query(f"max({select(GRADIENT_SYNCS)}) or {nobody}", "reductions"), "none", decimals=1,
              limits=limits("dist-no-sync-missing", GRADIENT_SYNCS)),
     )  # fmt: skip
@@ -72,10 +72,10 @@ def _summary() -> tuple[Panel, ...]:
 def _speed() -> tuple[Panel, ...]:
     return (
         row("Speed"),
-        heatmap("How long a step takes on each rank", WINDOW_STEP_SECONDS.help + " The median.",
+        heatmap("How long a step takes on each rank", "The median of recent steps.",
                 Query(f"max by (run, rank) ({_MEDIAN})", RANK), "s", width=12),
-        heatmap("How long each rank works by itself", OWN_STEP_SECONDS.help + " A rank that stands out holds up the "
-                "others, even where all steps take equally long.",
+        heatmap("How long each rank works by itself", "Median time of a step that the rank spends on work of its own. "
+                "A rank that stands out holds up the others, even where all steps take equally long.",
                 Query(f"max by (run, rank) ({select(OWN_STEP_SECONDS)})", RANK), "s", width=12),
         timeseries("How many steps each rank makes", STEPS.help, [Query(rate(STEPS), RANK)], "ops"),
         timeseries("How much of its time each rank waits for a core", CPU_WAIT_SECONDS.help,
@@ -94,7 +94,7 @@ def _stragglers() -> tuple[Panel, ...]:
         timeseries("How much longer than its peers a rank works", RULES_BY_ID["dist-straggler"].title
                    + " (dist-straggler). " + RULES_BY_ID["dist-straggler"].because,
                    [Query(_excess(), _PHASE_OF_RANK)], "percentunit",
-                   limits=limits("dist-straggler", _STRAGGLER.expr)),
+                   limits=limits("dist-straggler", _STRAGGLER.expr), links=[runbook("dist-straggler")]),
         timeseries("What each rank works on", OWN_SECONDS.help, [Query(select(OWN_SECONDS), _PHASE_OF_RANK)], "s",
                    width=24),
     )  # fmt: skip
@@ -109,11 +109,12 @@ def _life() -> tuple[Panel, ...]:
         rule_panel("run-hang", "How long nothing has happened"),
         timeseries("How far each rank is", RANK_POSITION.help,
                    [Query(select(RANK_POSITION), RANK)], "none"),
-        table("How ended ranks ended", RANK_EXIT_INFO.help,
+        table("How ended ranks ended", "The cause of each end that was seen.",
               Query(f"max by (run, rank, instance, cause) ({select(RANK_EXIT_INFO)})", RANK),
               columns={"run": "Run", "rank": "Rank", "instance": "Node", "cause": "Cause"}, width=9,
               empty="no rank has ended"),
-        table("Where each rank runs", RANK_INFO.help, Query(select(RANK_INFO), RANK),
+        table("Where each rank runs", "The node, process, job and experiment of each rank.",
+              Query(select(RANK_INFO), RANK),
               columns={"run": "Run", "rank": "Rank", "node": "Node", "job_id": "Job", "experiment": "Experiment",
                        "pid": "Process", "restart": "Restarts"}, width=15),
     )  # fmt: skip

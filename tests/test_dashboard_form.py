@@ -49,6 +49,12 @@ def test_no_line_of_panels_leaves_a_hole(board: Json) -> None:
     assert set(widths.values()) == {24}
 
 
+@every("stat")
+def test_a_numbers_title_fits_its_panel(panel: Json) -> None:
+    # Seen at a width of 1300 pixels, where Grafana cuts off the twenty-first letter of four columns.
+    assert len(panel["title"]) <= 5 * panel["gridPos"]["w"]
+
+
 @every_board
 def test_ids_and_titles_are_unique(board: Json) -> None:
     ids = [panel["id"] for panel in board["panels"]]
