@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpuwatch.commands import UsageError, add_commands, add_directory
 from gpuwatch.config import DEFAULT_PORT, record_directory
+from gpuwatch.follower import header
 from gpuwatch.layout import SUFFIX
-from gpuwatch.reader import RecordError, Snapshot, read, read_all
-from gpuwatch.report.runs import RunError, nothing_in, select_run, started_together
+from gpuwatch.reader import RecordError, Snapshot, read_all
+from gpuwatch.report.runs import RunError, nothing_in, select_run, started_together, whole
 from gpuwatch.version import __version__
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _report(arguments: argparse.Namespace) -> int:
     from gpuwatch.report.html import page
     from gpuwatch.report.terminal import rendered, show
 
-    report = document(select_run(_read(arguments.dir or record_directory()), arguments.run))
+    report = document(_run(arguments.run, arguments.dir or record_directory()))
     if arguments.html is not None:
         _write(arguments.html, page(report))
     if arguments.json:
@@ -179,7 +180,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from gpuwatch.report.terminal import show
 
     directory = arguments.dir or record_directory()
-    comparison = compare(_run(arguments.before, directory), _run(arguments.after, directory))
+    comparison = compare(_run_or_record(arguments.before, directory), _run_or_record(arguments.after, directory))
     if arguments.json:
         print(json.dumps(comparison, indent=2, allow_nan=False))
     else:
@@ -187,37 +188,53 @@ def _compare(arguments: argparse.Namespace) -> int:
     return FOUND if arguments.fail_on_regression and comparison["regressions"] else DONE
 
 
-def _run(name: str, directory: Path) -> list[Snapshot]:
+def _run(name: str | None, directory: Path) -> list[Snapshot]:
+    """A run by its name, or None for the latest."""
+    heads, rejected = _heads(directory)
+    return _whole(select_run(heads, name), rejected, directory)
+
+
+def _run_or_record(name: str, directory: Path) -> list[Snapshot]:
     """A run by its name, or by the file of one of its records (kept by an earlier build, say)."""
     path = Path(name)
     if path.suffix != SUFFIX:
-        return select_run(_read(directory), name)
+        return _run(name, directory)
     if not path.is_file():
         raise UsageError(f"no record {path}: expected the name of a run or a file that ends in {SUFFIX}")
     try:
-        record = read(path)
+        record = header(path)
     except (OSError, RecordError) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    return started_together(record, _read(path.parent))
+    heads, rejected = _heads(path.parent)
+    return _whole(started_together(record, heads), rejected, path.parent)
 
 
-def _read(directory: Path) -> list[Snapshot]:
+def _heads(directory: Path) -> tuple[list[Snapshot], list[tuple[str, str]]]:
     try:
-        snapshots, rejected = read_all(directory)
+        heads, rejected = read_all(directory, header)
     except OSError as error:
         raise UsageError(f"cannot read the directory of records {directory}: {error.strerror}") from None
-    if rejected:
-        from gpuwatch.report.wording import counted
+    if not heads:
+        _say_skipped(rejected, directory)
+        raise RunError(nothing_in(directory))
+    return heads, rejected
 
+
+def _whole(heads: Sequence[Snapshot], rejected: list[tuple[str, str]], directory: Path) -> list[Snapshot]:
+    """The records of a run, those that cannot be read left out and told of."""
+    snapshots, more = whole(heads)
+    _say_skipped(rejected + more, directory)
+    return snapshots
+
+
+def _say_skipped(rejected: Sequence[tuple[str, str]], directory: Path) -> None:
+    from gpuwatch.report.wording import counted, printable
+
+    if rejected:
         _, reason = rejected[0]
         more = f" (and {len(rejected) - 1} more)" if len(rejected) > 1 else ""
-        print(
-            f"gpuwatch: skipped {counted(len(rejected), 'unreadable record')} in {directory}: {reason}{more}",
-            file=sys.stderr,
-        )
-    if not snapshots:
-        raise RunError(nothing_in(directory))
-    return snapshots
+        said = f"skipped {counted(len(rejected), 'unreadable record')} in {directory}: {reason}{more}"
+        print(f"gpuwatch: {printable(said)}", file=sys.stderr)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -306,9 +323,7 @@ def _snapshot_file(path: Path) -> Snapshotted:
 
 
 def _named(path: Path, error: Exception) -> str:
-    from gpuwatch.report.wording import printable
-
-    return printable(str(error) if str(path) in str(error) else f"{path}: {error}")
+    return str(error) if str(path) in str(error) else f"{path}: {error}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -349,5 +364,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"gpuwatch: {message}", file=sys.stderr)
+    from gpuwatch.report.wording import printable
+
+    print(f"gpuwatch: {printable(message)}", file=sys.stderr)
     return FAILED

@@ -9,10 +9,9 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from gpuwatch.catalog import OUT_OF_MEMORY
 from gpuwatch.death import death_of
@@ -52,8 +51,6 @@ from gpuwatch.recordparts import (
 )
 
 __all__ = ["Observation", "RecordError", "Snapshot", "leased", "parse", "read", "read_all", "remove_old"]
-
-_NOTHING: Mapping[Path, Snapshot] = MappingProxyType({})
 
 
 def read(path: Path) -> Snapshot:
@@ -97,20 +94,16 @@ def _gone(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def read_all(
-    directory: Path, known: Mapping[Path, Snapshot] = _NOTHING, trim: Callable[[Snapshot], Snapshot] | None = None
-) -> tuple[list[Snapshot], list[tuple[str, str]]]:
+def read_all(directory: Path, look: Callable[[Path], Snapshot] = read) -> tuple[list[Snapshot], list[tuple[str, str]]]:
     """Every record of a directory, oldest first, and ``(file name, reason)`` for what could not be read.
 
-    Records in ``known`` are not read again but taken from there: for those whose process is gone, which change no
-    more. ``trim`` cuts each down as it is read. Raises OSError when the directory cannot be listed; one that does not
-    exist is empty.
+    ``look`` reads one: :func:`gpuwatch.follower.header` does where the headers will do, in a thousandth of the room.
+    Raises OSError when the directory cannot be listed; one that does not exist is empty.
     """
     snapshots, rejected = [], []
     for path in _record_files(directory):
         try:
-            snapshot = known[path] if path in known else read(path)
-            snapshots.append(snapshot if trim is None else trim(snapshot))
+            snapshots.append(look(path))
         except FileNotFoundError:
             continue  # removed between the listing and the look
         except RecordError as reason:

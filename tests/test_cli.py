@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuwatch.cli import main, parser
-from gpuwatch.layout import State
+from gpuwatch.layout import SCHEMA_AT, State
+from gpuwatch.reader import Snapshot, read
 from gpuwatch.rulebook import RULES
 from gpuwatch.version import __version__
 from tests.recorded import write_run
@@ -140,6 +141,38 @@ def test_corrupt_records_are_skipped_counted_and_named(records: Path, capsys: py
     assert shown.out.startswith("gpuwatch: good")
     assert shown.err.startswith("gpuwatch: skipped 2 unreadable records") and "bad.gpw has 7 bytes" in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_report_reads_its_own_run_whole_and_of_others_the_headers(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(5):
+        write_run(records, f"run{number}")
+    taken: list[Path] = []
+
+    def seen(path: Path) -> Snapshot:
+        taken.append(path)
+        return read(path)
+
+    monkeypatch.setattr("gpuwatch.report.runs.read", seen)
+    assert main(["report", "run3"]) == 0
+    assert [path.name.partition(".")[0] for path in taken] == ["run3"]
+    capsys.readouterr()
+
+
+def test_a_record_spoilt_below_its_header_is_one_line(records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(records, "spoilt").path
+    content = path.read_bytes()
+    at = content.index(b"\n", SCHEMA_AT) + 1
+    path.write_bytes(content[:at] + b"]" + content[at + 1 :])
+    assert main(["report"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.startswith(f"gpuwatch: {path.name} holds no valid schema")
+    assert shown.err.count("\n") == 1
+    write_run(records, "spoilt", rank=1)
+    assert main(["report"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("gpuwatch: spoilt") and "skipped 1 unreadable record" in shown.err
 
 
 def test_a_name_the_terminal_cannot_show_is_shown_escaped(tmp_path: Path) -> None:

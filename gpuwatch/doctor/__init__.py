@@ -16,6 +16,7 @@ from gpuwatch.doctor.kernel import clock_checks, limit_checks, process_checks, s
 from gpuwatch.doctor.records import directory_checks, record_checks, space_checks
 from gpuwatch.doctor.serving import daemon_checks, port_checks
 from gpuwatch.doctor.versions import version_checks
+from gpuwatch.follower import header
 from gpuwatch.reader import Snapshot, read_all
 
 __all__ = ["Check", "Machine", "as_json", "checks", "rendered", "status"]
@@ -66,6 +67,6 @@ def rendered(found: Sequence[Check]) -> Table:
 
 def _snapshots(directory: Path) -> list[Snapshot]:
     try:
-        return read_all(directory)[0]
+        return read_all(directory, header)[0]
     except OSError:
         return []  # said by the check of the records

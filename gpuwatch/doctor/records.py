@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuwatch.config import KEPT_RECORDS
 from gpuwatch.doctor.check import Check, failure, warning, well
+from gpuwatch.follower import header
 from gpuwatch.layout import RECORD_BYTES
 from gpuwatch.reader import Snapshot, read_all
 from gpuwatch.report.wording import counted, printable, said
@@ -106,7 +107,7 @@ def space_checks(directory: Path) -> Iterator[Check]:
 def record_checks(directory: Path) -> Iterator[Check]:
     """Can the records be read, and do those who should speak do so?"""
     try:
-        snapshots, rejected = read_all(directory)
+        snapshots, rejected = read_all(directory, header)
     except PermissionError:
         yield well(RECORDS, "only the daemon may list the directory, as it should be where users share it")
         return

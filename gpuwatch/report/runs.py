@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpuwatch.follower import header
 from gpuwatch.layout import State
-from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.reader import RecordError, Snapshot, read, read_all
 
-__all__ = ["RunError", "find_run", "nothing_in", "select_run", "started_together"]
+__all__ = ["RunError", "find_run", "nothing_in", "select_run", "started_together", "whole"]
 
 START_SPREAD_SECONDS = 30.0
 """Ranks of one start attach within this time of each other, also when one of them fails at once."""
@@ -27,10 +28,10 @@ def find_run(directory: Path, name: str | None = None) -> list[Snapshot]:
     Files that are not records are passed over. Raises RunError when there is no such run and OSError when the
     directory cannot be read.
     """
-    snapshots, _ = read_all(directory)
-    if not snapshots:
+    heads, _ = read_all(directory, header)
+    if not heads:
         raise RunError(nothing_in(directory))
-    return select_run(snapshots, name)
+    return whole(select_run(heads, name))[0]
 
 
 def nothing_in(directory: Path) -> str:
@@ -39,6 +40,24 @@ def nothing_in(directory: Path) -> str:
         f"no runs recorded in {directory}: add `gpuwatch.attach(model, loader)` to a training script and run it, or "
         "name another directory with --dir"
     )
+
+
+def whole(heads: Sequence[Snapshot]) -> tuple[list[Snapshot], list[tuple[str, str]]]:
+    """The records of a run with everything, of which the headers are known.
+
+    With ``(file name, reason)`` for those that are passed over. Raises RunError with the reason when none can be read.
+    """
+    snapshots, rejected = [], []
+    for path in [head.path for head in heads]:
+        try:
+            snapshots.append(read(path))
+        except RecordError as reason:
+            rejected.append((path.name, str(reason)))
+        except OSError as reason:
+            rejected.append((path.name, f"{path.name}: {reason.strerror}"))
+    if not snapshots:
+        raise RunError(rejected[0][1])
+    return snapshots, rejected
 
 
 def select_run(snapshots: Sequence[Snapshot], name: str | None = None) -> list[Snapshot]:
