@@ -95,7 +95,7 @@ def _findings() -> tuple[Panel, ...]:
               columns={"severity": "Severity", "rule": "Rule", "run": "Run", "Value": "Ranks"}, width=14,
               links=_RUNBOOK, empty="nothing: no alert fires"),
         timeseries("How many findings there are", "Rules that fire, counted for each rank and GPU on which they do.",
-                   [Query(f"count by (rule) ({_firing()})", "{{rule}}")], "none", width=24, stacked=True,
+                   [Query(f"count by (rule) ({_firing()})", "{{rule}}")], "none", width=24, stacked=True, stairs=True,
                    empty="nothing: no alert fires"),
     )  # fmt: skip
 

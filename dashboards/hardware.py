@@ -176,25 +176,21 @@ def max_of(metric: Metric) -> str:
     return f"max by (instance, gpu, {', '.join(metric.labels)}) ({plain(metric)})"
 
 
-def _came(metric: Metric) -> str:
-    # Prometheus extrapolates: one event may come out as 1.33.
-    return f"round(increase({plain(metric)}[$__rate_interval]))"
-
-
 def _errors() -> tuple[Panel, ...]:
     grave = ", ".join(f"{code} {meaning}" for code, meaning in GRAVE_XIDS.items())
     return (
         row("Errors"),
-        timeseries("Which errors the driver reported", GPU_XID_ERRORS.help + f" Grave ones: {grave}.",
-                   [Query(f"{_came(GPU_XID_ERRORS)} > 0", GPU + " XID {{xid}}")], "none", bars=True, empty="none"),
+        # Totals: an increase over the window of a rate shows one event as one at each of several points.
+        timeseries("Which errors the driver reported so far", GPU_XID_ERRORS.help + f" Grave ones: {grave}.",
+                   [Query(f"{plain(GPU_XID_ERRORS)} > 0", GPU + " XID {{xid}}")], "none", stairs=True, empty="none"),
         timeseries("How long ago the driver last reported an error", "Time since its last error (XID), of any kind.",
                    [Query(f"time() - {plain(GPU_XID_TIME)}", GPU)], "s", empty="it reported none"),
-        timeseries("How many memory errors came", f"{GPU_ECC_CORRECTED.help} {GPU_ECC_UNCORRECTED.help}",
-                   [Query(f"{_came(GPU_ECC_CORRECTED)} > 0", GPU + " corrected"),
-                    Query(f"{_came(GPU_ECC_UNCORRECTED)} > 0", GPU + " uncorrected")], "none", bars=True,
+        timeseries("How many memory errors there were", f"{GPU_ECC_CORRECTED.help} {GPU_ECC_UNCORRECTED.help}",
+                   [Query(f"{plain(GPU_ECC_CORRECTED)} > 0", GPU + " corrected"),
+                    Query(f"{plain(GPU_ECC_UNCORRECTED)} > 0", GPU + " uncorrected")], "none", stairs=True,
                    empty="none"),
         timeseries("How many rows of memory were replaced", GPU_REMAPPED_ROWS.help + " In all.",
-                   [Query(max_of(GPU_REMAPPED_ROWS), GPU + " {{cause}}")], "none"),
+                   [Query(max_of(GPU_REMAPPED_ROWS), GPU + " {{cause}}")], "none", stairs=True),
         statetimeline("Where a row waits to be replaced, or could not be",
                       "Rows of memory that are replaced at the next reset, and such as could not be.",
                       [Query(ever(plain(GPU_REMAP_PENDING)), GPU + " waits"),

@@ -34,7 +34,8 @@ COLUMN_WIDTHS = {
     "restart": 85,
     "torch": 130,
     "pci_bus_id": 150,
-    "uuid": 350,
+    "name": 190,
+    "uuid": 360,
     "Value": 125,
 }
 """In pixels, by label, where it is known how long texts get. Grafana gives each other column at least 150."""

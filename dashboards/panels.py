@@ -131,14 +131,14 @@ def timeseries(
     *,
     width: int = 12,
     stacked: bool = False,
-    bars: bool = False,
+    stairs: bool = False,
     top: int | None = None,
     limits: Sequence[Limit] = (),
     links: Sequence[Link] = (),
     colors: Mapping[str, str] | None = None,
     empty: str = "not measured",
 ) -> Panel:
-    """Lines over time, or ``bars`` for what comes and goes; ``limits`` are drawn across them.
+    """Lines over time, ``stairs`` for what is counted; ``limits`` are drawn across them.
 
     ``top`` fixes the upper end of the axis, ``colors`` those of series by their name; ``empty`` is said where there is
     nothing to draw.
@@ -156,8 +156,8 @@ def timeseries(
             overrides=overrides,
             valueMin=0,
             valueMax=top,
-            drawStyle="bars" if bars else "line",
-            fillOpacity=60 if stacked or bars else 0,
+            lineInterpolation="stepAfter" if stairs else "linear",
+            fillOpacity=60 if stacked else 0,
             stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none"},
             showPoints="never",
             tooltipMode="multi",

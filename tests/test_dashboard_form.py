@@ -104,7 +104,15 @@ def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: s
 def _raw_counters() -> set[str]:
     # Shares of whole runs, how far ranks are apart, and what is rare and lasts are read as totals.
     whole = RULES_BY_ID["data-epoch-restart"].when.metrics()
-    rare = (catalog.GUARD_FAULTS, catalog.GPU_REMAPPED_ROWS, catalog.GPU_GRAVE_ERRORS, catalog.WORKER_DEATHS)
+    rare = (
+        catalog.GUARD_FAULTS,
+        catalog.WORKER_DEATHS,
+        catalog.GPU_REMAPPED_ROWS,
+        catalog.GPU_GRAVE_ERRORS,
+        catalog.GPU_XID_ERRORS,
+        catalog.GPU_ECC_CORRECTED,
+        catalog.GPU_ECC_UNCORRECTED,
+    )
     return {*whole, catalog.COLLECTIVES.name, *(metric.name for metric in rare)}
 
 
