@@ -103,9 +103,11 @@ def _stragglers() -> tuple[Panel, ...]:
 def _life() -> tuple[Panel, ...]:
     return (
         row("Who lives"),
-        statetimeline("Which ranks are alive", "Whether the rank's process lives.",
-                      [Query(f"max by (run, rank) ({select(RANK_UP)})", RANK)],
-                      states={0: ("gone", COLORS["critical"]), 1: ("alive", "green")}),
+        statetimeline("Which ranks are alive", "Whether the rank's process lives, has written an end mark, or died.",
+                      [Query(f"max by (run, rank) ({select(RANK_UP)}) + 2 * max by (run, rank) ({select(RANK_ENDED)})",
+                             RANK)],
+                      states={0: ("died", COLORS["critical"]), 1: ("alive", "green"), 2: ("ended", COLORS["info"]),
+                              3: ("alive", "green")}),
         rule_panel("run-hang", "How long nothing has happened"),
         timeseries("How far each rank is", RANK_POSITION.help,
                    [Query(select(RANK_POSITION), RANK)], "none"),
