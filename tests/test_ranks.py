@@ -126,7 +126,7 @@ def test_a_rank_that_never_enters_is_named_by_those_that_wait(programs: Programs
     ("place", "does", "model", "words"),
     [
         ("forward", "time.sleep(60)", "model = DistributedDataParallel(net)", "its main thread sleeps"),
-        ("loop", "[None for _ in iter(int, 1)]", SHARDED, "its main thread is running"),  # the others wait in their forward
+        ("loop", "[None for _ in iter(int, 1)]", SHARDED, "its main thread is running"),
         ("end", "dist.barrier()", "model = DistributedDataParallel(net)", "its main thread waits for a lock"),
     ],
     ids=["sleeping in its forward", "computing while the others wait in theirs", "in a collective of its own"],

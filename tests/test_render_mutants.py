@@ -40,12 +40,15 @@ SHARES = 5
 
 EQUIVALENT = {
     # a whole number of ranks
-    ("dist-comm-exposed", "limit 2 smaller, place 3"),
+    ("dist-comm-exposed", "limit 2 smaller, place 3 (critical)"),
+    ("dist-comm-exposed", "limit 2 smaller, place 3 (warning)"),
     # both of these read the same series of the same rank: either join is enough
-    ("dist-straggler", "on without rank, place 1"),
-    ("dist-straggler", "on without rank, place 2"),
+    ("dist-straggler", "on without rank, place 1 (critical)"),
+    ("dist-straggler", "on without rank, place 2 (critical)"),
+    ("dist-straggler", "on without rank, place 1 (warning)"),
+    ("dist-straggler", "on without rank, place 2 (warning)"),
     # the largest of the quantiles is the 99th percentile anyway
-    ("run-hang", 'matcher {quantile="0.99"} dropped, place 2'),
+    ("run-hang", 'matcher {quantile="0.99"} dropped'),
     # a quarter is more than a tenth anyway
     ("data-stall", "limit 0.1 larger, place 1 (critical)"),
     ("data-stall", "limit 0.1 smaller, place 1 (critical)"),

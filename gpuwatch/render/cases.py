@@ -53,7 +53,7 @@ def cases_of(rule: Rule) -> Iterator[Case]:
     quiet = [example for example in rule.examples if not example.fires]
     yield from (_example(rule, example) for example in rule.examples)
     yield from _edges(rule)
-    yield from _missing(rule, firing[0])
+    yield from (case for example in _leading(rule, firing).values() for case in _missing(rule, example))
     yield from (case for example in firing for case in _halves(rule, example))
     yield from _beside(rule, firing, quiet)
     yield from (_foreign(rule, example) for example in quiet if _own(rule, example.series))
@@ -103,11 +103,7 @@ def _example(rule: Rule, example: Example) -> Case:
             f"rule {rule.id}, example {example.name!r}: fires nowhere in its {last} minutes, the rule asks for "
             f"{rule.hold_minutes}; give it longer series"
         )
-    claimed = tuple(
-        Fired(each.owner, each.where, example.severity or rule.severity, each.value)
-        for each in fired(rule, whose, example.series, last)
-    )
-    expected = {first: fired(rule, whose, example.series, first), last: claimed}
+    expected = {minute: fired(rule, whose, example.series, minute) for minute in (first, last)}
     return Case(example.name, {whose: example.series}, {first - 1: (), **expected} if first else expected)
 
 
@@ -163,13 +159,18 @@ def _decides(rule: Rule, example: Example, side: Sequence[Compare], edges: Mappi
 
 def _beside(rule: Rule, firing: Sequence[Example], quiet: Sequence[Example]) -> Iterator[Case]:
     """What holds of a neighbour neither silences an alert nor changes its severity."""
-    leading = {example.severity or rule.severity: example for example in reversed(firing)}
+    leading = _leading(rule, firing)
     for severity, example in leading.items():
         # a run beside another that has the same fault: their ranks must not mix
         same = [other for other in firing[-1:] if rule.across and other is not example]
         others = [*quiet, *(other for name, other in leading.items() if name != severity), *same]
         for other in others:
             yield _neighbours(rule, f"{example.name}, beside {other.name}", example.series, other.series)
+
+
+def _leading(rule: Rule, firing: Sequence[Example]) -> dict[str, Example]:
+    """The first firing example of each severity."""
+    return {example.severity or rule.severity: example for example in reversed(firing)}
 
 
 def _neighbours(rule: Rule, name: str, one: Series, other: Series) -> Case:

@@ -30,10 +30,15 @@ _SLOWER = Recorded("rank:gpuwatch_own_seconds:excess", _excess(Placed(OWN_SECOND
 _SLOWER_SHARE = _SLOWER / _MEDIAN_STEP
 _SLOWER_IN_ALL = Recorded("rank:gpuwatch_own_step_seconds:excess", _excess(OWN_STEP_SECONDS))
 
+_SLOWER_IN_ALL_SHARE = _SLOWER_IN_ALL / _MEDIAN_STEP
+_FELT = _SLOWER_IN_ALL >= 0.005
+
 # A backward waits for slower ranks in its communication: the rank that waits least shows what the network costs.
 _EXPOSED = (DDP_SECONDS.where(part="communication") - DDP_SECONDS.where(part="overlap")) * GRADIENT_SYNCS
 _NETWORK = Across("min", _EXPOSED)
 _NETWORK_SHARE = Across("min", _EXPOSED / _MEDIAN_STEP)
+
+_WORTH_A_CHANGE = (_NETWORK >= 0.005) & (Across("count", _EXPOSED) >= 2)
 
 _FILL = DEVICE_ACTIVE_PEAK / DEVICE_CAPACITY
 _FULLEST = Across("max", _FILL)
@@ -80,7 +85,8 @@ RULES = (
         title="One rank holds up the others",
         severity="warn",
         scope="peer",
-        when=(_SLOWER_SHARE >= 0.10) & (_SLOWER_IN_ALL / _MEDIAN_STEP >= 0.10) & (_SLOWER_IN_ALL >= 0.005),
+        when=(_SLOWER_SHARE >= 0.10) & (_SLOWER_IN_ALL_SHARE >= 0.10) & _FELT,
+        critical_when=(_SLOWER_SHARE >= 0.20) & (_SLOWER_IN_ALL_SHARE >= 0.20) & _FELT,
         hold_minutes=5,
         value=Quantity("share", _SLOWER_SHARE, "ratio"),
         quantities=(
@@ -110,6 +116,7 @@ RULES = (
                 "slow input on one of two ranks",
                 of_ranks(_rank(data=0.002, forward=0.05), _rank(data=0.092, forward=0.05)),
                 True,
+                severity="critical",
             ),
             Example(
                 "slow forward on one of four ranks",
@@ -128,8 +135,20 @@ RULES = (
             ),
             Example(
                 "short steps",
-                of_ranks(_rank(0.04, forward=0.02), _rank(0.04, forward=0.028)),
+                of_ranks(_rank(0.04, forward=0.02), _rank(0.04, forward=0.0275)),
                 True,
+            ),
+            Example(
+                "a quarter of very short steps",
+                of_ranks(_rank(0.02, forward=0.01), _rank(0.02, forward=0.0155)),
+                True,
+                severity="critical",
+            ),
+            Example(
+                "one rank far behind, and another behind the rest",
+                of_ranks(_rank(forward=0.1), _rank(forward=0.075), _rank(forward=0.03), _rank(forward=0.03)),
+                True,
+                severity="critical",
             ),
             Example(
                 "a little longer in many phases, beside a rank that is longer in one and shorter in the others",
@@ -150,7 +169,8 @@ RULES = (
         title="Steps wait for the network",
         severity="warn",
         scope="run",
-        when=(_NETWORK_SHARE >= 0.10) & (_NETWORK >= 0.005) & (Across("count", _EXPOSED) >= 2),
+        when=(_NETWORK_SHARE >= 0.10) & _WORTH_A_CHANGE,
+        critical_when=(_NETWORK_SHARE >= 0.25) & _WORTH_A_CHANGE,
         hold_minutes=5,
         value=Quantity("share", _NETWORK_SHARE, "ratio"),
         quantities=(Quantity("exposed", _NETWORK, "seconds"), Quantity("ranks", Across("count", _EXPOSED), "count")),
@@ -167,7 +187,13 @@ RULES = (
         techniques=("T25",),
         examples=(
             Example("a slow network", of_ranks(_reducing(0.04), _reducing(0.05)), True),
-            Example("a very slow network", of_ranks(_reducing(0.07), _reducing(0.07)), True),
+            Example(
+                "a quarter of very short steps",
+                of_ranks(_reducing(0.0155, 0.01, 0.02), _reducing(0.0155, 0.01, 0.02)),
+                True,
+                severity="critical",
+            ),
+            Example("a very slow network", of_ranks(_reducing(0.07), _reducing(0.07)), True, severity="critical"),
             Example(
                 "both micro-batches are reduced", of_ranks(_reducing(0.03, syncs=2), _reducing(0.03, syncs=2)), True
             ),
@@ -177,7 +203,7 @@ RULES = (
             Example("short steps", of_ranks(_reducing(0.017, 0.01, 0.03), _reducing(0.018, 0.01, 0.03)), True),
             Example(
                 "milliseconds on the rank that waits least",
-                of_ranks(_reducing(0.014, 0.01, 0.03), _reducing(0.024, 0.01, 0.03)),
+                of_ranks(_reducing(0.014, 0.01, 0.015), _reducing(0.024, 0.01, 0.015)),
                 False,
             ),
             Example("a rank alone", of_ranks(_reducing(0.07)), False),

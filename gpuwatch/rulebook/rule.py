@@ -34,7 +34,7 @@ class Example:
 
     ``series`` maps a series key to its values, one a minute, oldest first; of a rule on several ranks the keys carry
     ``rank`` (see :func:`of_ranks`). The same example is run through the advisor and through promtool. ``severity`` is
-    the one that must fire; None means the rule's own.
+    the most serious one that must fire; None means the rule's own.
     """
 
     name: str

@@ -18,9 +18,9 @@ _P99 = WINDOW_STEP_SECONDS.where(quantile="0.99")
 _LAST = Quantity("step", RANK_LAST_STEP, "count")
 _AFTER_THE_FIRST = RANK_GONE_TIME - Across("min", RANK_GONE_TIME)
 
-# A run of several ranks stops as one: those that wait in a collective, and the one that never entered it. It is furthest
-# behind, and may have ended, with fewer batches than the others.
-_SILENT = RANK_POSITION * 0 + Across("min", RANK_PROGRESS_AGE)  # of the run, at each of its ranks
+# A run of several ranks stops as one: those that wait in a collective, and the one that never entered it. That one is
+# furthest behind, and may have ended, with fewer batches than the others.
+_SILENT = Across("min", RANK_PROGRESS_AGE)
 _FURTHEST = Across("max", RANK_POSITION)
 _LAST_OF_ALL = Across("min", RANK_POSITION) >= RANK_POSITION
 
@@ -95,8 +95,8 @@ RULES = (
         title="The run makes no progress",
         severity="critical",
         scope="peer",
-        when=((_SILENT >= 300) & _LAST_OF_ALL).unless(Across("max", _P99) * 10 > _SILENT),
-        value=Quantity("age", _SILENT, "seconds"),
+        when=(_LAST_OF_ALL & (_SILENT >= 300)).unless(Across("max", _P99) * 10 > _SILENT),
+        value=Quantity("age", RANK_POSITION * 0 + _SILENT, "seconds"),  # of the run, at each of its ranks
         quantities=(
             _LAST,
             Quantity("behind", _FURTHEST - RANK_POSITION, "count"),
@@ -109,8 +109,8 @@ RULES = (
             "furthest behind is named, in steps and within a step: the others wait for it. It may have ended before "
             "them. Where they cannot be told apart, all are."
         ),
-        evidence="nothing has happened for {age}; this rank has completed {step} steps and is {behind} steps behind the "
-        "furthest one; {ended} ranks of the run have ended",
+        evidence="nothing has happened for {age}; this rank has completed {step} steps and is {behind} steps behind "
+        "the furthest one; {ended} ranks of the run have ended",
         fix="Take this rank's stack: `py-spy dump --pid PID` (or `faulthandler`). Where it waits in a collective as "
         "the others do, compare what each of them enters: NCCL's flight recorder (`TORCH_FR_BUFFER_SIZE`, "
         "`TORCH_NCCL_DUMP_ON_TIMEOUT=1`) names the collective that a rank never entered. A rank that has ended had "
