@@ -6,7 +6,7 @@ from dashboards.options import COLORS, Limit, Link
 from dashboards.panels import Panel, Query, Variable, timeseries
 from dashboards.queries import UNITS, expression, select
 from gpuwatch.catalog import RANK_UP
-from gpuwatch.expr import Expr, Metric
+from gpuwatch.expr import BinOp, Const, Expr, Metric
 from gpuwatch.render.conditions import limit
 from gpuwatch.render.runbooks import RUNBOOKS
 from gpuwatch.rulebook import RULES_BY_ID
@@ -68,8 +68,16 @@ def limits(id: str, expr: Expr) -> tuple[Limit, ...]:
     conditions = [(rule.severity, rule.when)]
     if rule.critical_when is not None:
         conditions.append(("critical", rule.critical_when))
-    found = ((severity, limit(condition, expr)) for severity, condition in conditions)
+    sides = dict.fromkeys((expr, _bare(expr)))
+    found = ((severity, limit(condition, side)) for severity, condition in conditions for side in sides)
     return tuple(Limit(number, COLORS[severity]) for severity, number in found if number is not None)
+
+
+def _bare(expr: Expr) -> Expr:
+    """Without a ``x * 0 +`` before it, which gives a number the labels of x."""
+    if not isinstance(expr, BinOp) or expr.symbol != "+" or not isinstance(expr.left, BinOp):
+        return expr
+    return expr.right if expr.left.symbol == "*" and expr.left.right == Const(0) else expr
 
 
 def _short(metric: Metric) -> str:

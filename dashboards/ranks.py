@@ -27,6 +27,10 @@ from gpuwatch.catalog import (
 from gpuwatch.rulebook import RULES_BY_ID
 
 _STRAGGLER = RULES_BY_ID["dist-straggler"].value
+_EXCESS_LIMITS = limits("dist-straggler", _STRAGGLER.expr)
+_NOISE = min(limit.value for limit in _EXCESS_LIMITS) / 10
+"""Below a tenth of the limit ranks differ anyway; not to draw that spares most of the series of a large run."""
+
 _MEDIAN = select(WINDOW_STEP_SECONDS.where(quantile="0.5"))
 _PHASE_OF_RANK = RANK + " {{phase}}"
 
@@ -60,9 +64,10 @@ def _summary() -> tuple[Panel, ...]:
         stat("Steps apart", "How far the ranks of a run are apart.",
              Query(f"max(max by (run) ({last}) - min by (run) ({last}))", "steps"), "none"),
         stat("Since last progress", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
-             Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s", limits=limits("run-hang", RANK_PROGRESS_AGE)),
+             Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s",
+             limits=limits("run-hang", RULES_BY_ID["run-hang"].value.expr)),
         stat("Worst straggler", RULES_BY_ID["dist-straggler"].title + ": its share of a step.",
-             Query(f"max({_excess()})", "share"), "percentunit", limits=limits("dist-straggler", _STRAGGLER.expr)),
+             Query(f"max({_excess()})", "share"), "percentunit", limits=_EXCESS_LIMITS),
         stat("Reductions a step", GRADIENT_SYNCS.help,
              Query(f"max({select(GRADIENT_SYNCS)}) or {nobody}", "reductions"), "none", decimals=1,
              limits=limits("dist-no-sync-missing", GRADIENT_SYNCS)),
@@ -87,14 +92,15 @@ def _stragglers() -> tuple[Panel, ...]:
     return (
         row("Who holds up the others"),
         table("Who is slower than the peers, and in which phase",
-              "The time a rank needs for work of its own beyond the mean of its peers, as a share of a step.",
-              Query(f"sort_desc(max by (run, rank, instance, phase) ({_excess()}) > 0)", _PHASE_OF_RANK),
+              "The time a rank needs for work of its own beyond the mean of its peers, as a share of a step; from "
+              f"{_NOISE:.0%} on.",
+              Query(f"sort_desc(max by (run, rank, instance, phase) ({_excess()}) > {_NOISE:g})", _PHASE_OF_RANK),
               columns={"run": "Run", "rank": "Rank", "instance": "Node", "phase": "Phase", "Value": "Excess"},
               unit="percentunit", width=12, empty="none is"),
         timeseries("How much longer than its peers a rank works", RULES_BY_ID["dist-straggler"].title
                    + " (dist-straggler). " + RULES_BY_ID["dist-straggler"].because,
-                   [Query(_excess(), _PHASE_OF_RANK)], "percentunit",
-                   limits=limits("dist-straggler", _STRAGGLER.expr), links=[runbook("dist-straggler")]),
+                   [Query(f"({_excess()}) > {_NOISE:g}", _PHASE_OF_RANK)], "percentunit", limits=_EXCESS_LIMITS,
+                   links=[runbook("dist-straggler")], empty="none does"),
         timeseries("What each rank works on", OWN_SECONDS.help, [Query(select(OWN_SECONDS), _PHASE_OF_RANK)], "s",
                    width=24),
     )  # fmt: skip

@@ -38,6 +38,7 @@ from gpuwatch.catalog import (
     STEPS,
     WINDOW_SLOW_EXCESS_SECONDS,
 )
+from gpuwatch.rulebook import RULES_BY_ID
 from gpuwatch.rulebook.waiting import RESTART_COST
 
 
@@ -66,7 +67,7 @@ def _summary() -> tuple[Panel, ...]:
              Query(quantile(0.5, STEP_SECONDS), "median"), "s"),
         stat("Since last progress", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
              Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s",
-             limits=limits("run-hang", RANK_PROGRESS_AGE)),
+             limits=limits("run-hang", RULES_BY_ID["run-hang"].value.expr)),
         stat("Findings", "Alerts of gpuwatch that fire now; the table below names them.",
              Query(f"count({alerts()}) or 0 * count({select(RANK_UP)})", "findings"), "none",
              limits=(Limit(1, "orange"),)),

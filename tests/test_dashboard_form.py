@@ -130,6 +130,12 @@ def test_the_limits_on_a_panel_are_those_of_its_rule() -> None:
     assert panel["links"][0]["url"] == "${runbooks}data-stall.md"
 
 
+@pytest.mark.parametrize("title", ["How long nothing has happened", "Since last progress"])
+def test_the_limit_on_a_runs_silence_is_drawn(title: str) -> None:
+    for panel in (panel for panel in PANELS if panel["title"] == title):
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1] == {"color": "red", "value": 300.0}
+
+
 @every_board
 def test_every_linked_runbook_exists(board: Json) -> None:
     linked = re.findall(r"\$\{runbooks\}([a-z0-9-]+)\.md", json.dumps(board))
