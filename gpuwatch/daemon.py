@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuwatch import heap, service
+from gpuwatch import descriptors, heap, service
 from gpuwatch.burials import Burials
 from gpuwatch.config import DEFAULT_PORT
 from gpuwatch.deathwatch import DeathWatch
@@ -84,11 +84,13 @@ def serve(
             guard = None if web_config is None else _guard(web_config)
             stack.enter_context(_signals_held_back())
             heap.share_one_arena()
+            files = descriptors.allowed()
             lock = _Lock(directory, _hold(directory))
             stack.callback(lock.close)
             sampler = Sampler(with_neighbours(Nvml().read, directory))
             pages = application(directory, sampler, guard.allows if guard is not None and guard.users else None)
-            server = _listen(host, port, any_port, pages, guard.context if guard is not None and guard.secure else None)
+            tls = guard.context if guard is not None and guard.secure else None
+            server = _listen(host, port, any_port, pages, tls, descriptors.for_connections(files))
             stack.callback(server.server_close)
             sampler.start()
             stack.callback(sampler.stop)
@@ -101,7 +103,7 @@ def serve(
             if not server.is_loopback() and (guard is None or not guard.asks):
                 _say(f"warning: whoever reaches {host} can read what is served: --web-config FILE asks for a password")
             heap.give_back()
-            _Watch(lock, server).run(exit_when_idle)
+            _Watch(lock, server, DeathWatch(descriptors.for_processes(files))).run(exit_when_idle)
             return 0
     except (UsageError, service.Served) as error:
         _say(str(error))
@@ -135,12 +137,14 @@ def _hold(directory: Path) -> int:
         raise UsageError(f"cannot serve {directory}: {error.strerror}; --dir names another directory") from None
 
 
-def _listen(host: str, port: int, any_port: bool, pages: Application, tls: Callable[[], SSLContext] | None) -> Server:
+def _listen(
+    host: str, port: int, any_port: bool, pages: Application, tls: Callable[[], SSLContext] | None, connections: int
+) -> Server:
     try:
-        return Server(host, port, pages, tls)
+        return Server(host, port, pages, tls, connections)
     except OSError as error:
         if any_port and port:
-            return _listen(host, 0, False, pages, tls)
+            return _listen(host, 0, False, pages, tls, connections)
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; --listen names another") from None
 
 
@@ -166,11 +170,11 @@ def _announce(lock: _Lock, server: Server) -> str:
 class _Watch:
     """Looks after the directory: post-mortems of the dead, the lock, the room that is left. Says a thing once."""
 
-    def __init__(self, lock: _Lock, server: Server) -> None:
+    def __init__(self, lock: _Lock, server: Server, deaths: DeathWatch) -> None:
         self._lock = lock
         self._server = server
         self._census = Census(lock.directory)
-        self._deaths = DeathWatch()
+        self._deaths = deaths
         self._burials = Burials(lock.directory, self._deaths.of, _say)
         self._said: set[str] = set()
 

@@ -22,6 +22,8 @@ from gpuwatch.recordparts import RecordError, holder, opened
 POLL_SECONDS = 0.5
 """How long a look may last during which no process ends: then new ones are taken in."""
 
+MOST_PROCESSES = 512
+
 STATUS_SECONDS = 2.0
 """How long a process may be dead before its parent has asked for its status: only then does the kernel tell others."""
 
@@ -33,8 +35,10 @@ _ASK = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # PIDFD_GET_INFO
 class DeathWatch:
     """A thread that waits for the ends of processes. ``keep`` and ``of`` are for one other thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_PROCESSES) -> None:
+        """``most`` processes are watched at a time: each is an open file."""
         self._lock = threading.Lock()
+        self._most = most
         self._held: dict[Path, int] = {}
         self._dead: dict[Path, Death] = {}
         self._stopped = threading.Event()
@@ -60,7 +64,7 @@ class DeathWatch:
             known = self._held.keys() | self._dead.keys()
             self._dead = {path: death for path, death in self._dead.items() if path.exists()}
         for path in living:
-            if path not in known:
+            if path not in known and len(self._held) < self._most:
                 file = _process_of(path)
                 if file is not None:
                     with self._lock:

@@ -65,7 +65,8 @@ class BadRequest(ValueError):
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A thread per connection. Raises OSError when it cannot listen.
 
-    ``tls`` gives the context for the next connection; without it connections are plain.
+    ``tls`` gives the context for the next connection; without it connections are plain. ``connections`` may be fewer
+    than usual, where this process may not have many files open.
     """
 
     allow_reuse_address = True
@@ -74,11 +75,17 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = CONNECTIONS
 
     def __init__(
-        self, host: str, port: int, application: Application, tls: Callable[[], SSLContext] | None = None
+        self,
+        host: str,
+        port: int,
+        application: Application,
+        tls: Callable[[], SSLContext] | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         self.application = application
         self.tls = tls
+        self._connections = min(connections, CONNECTIONS)
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
         super().__init__((host, port), _Handler)
@@ -94,7 +101,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Give up the oldest connection where there are too many."""
         with self._lock:
             self._open[request] = None
-            oldest = next(iter(self._open)) if len(self._open) > CONNECTIONS else None
+            oldest = next(iter(self._open)) if len(self._open) > self._connections else None
             if oldest is not None:
                 del self._open[oldest]
         if oldest is not None:

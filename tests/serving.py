@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +97,14 @@ class Daemon:
 
 
 def serve(
-    directory: Path, listen: str = "127.0.0.1:0", environ: Mapping[str, str] | None = None, **options: object
+    directory: Path,
+    listen: str = "127.0.0.1:0",
+    environ: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
+    **options: object,
 ) -> subprocess.Popen[str]:
-    """Start a daemon; warnings are errors in it."""
-    command = [sys.executable, "-W", "error", "-c", _SERVE, listen, str(directory), json.dumps(options)]
+    """Start a daemon; warnings are errors in it. ``wrapper`` is a command that runs it."""
+    command = [*wrapper, sys.executable, "-W", "error", "-c", _SERVE, listen, str(directory), json.dumps(options)]
     return subprocess.Popen(
         command, env=environ or environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -116,10 +120,14 @@ def refused(process: subprocess.Popen[str]) -> str:
 
 @contextlib.contextmanager
 def daemon(
-    directory: Path, listen: str = "127.0.0.1:0", environ: Mapping[str, str] | None = None, **options: object
+    directory: Path,
+    listen: str = "127.0.0.1:0",
+    environ: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
+    **options: object,
 ) -> Iterator[Daemon]:
     """A daemon that serves the directory, ended with the block."""
-    process = serve(directory, listen, environ, **options)
+    process = serve(directory, listen, environ, wrapper, **options)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()

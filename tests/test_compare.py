@@ -168,3 +168,10 @@ class TestCommand:
         (records / "broken.gpw").write_bytes(b"nonsense")
         assert main(["compare", str(records / "broken.gpw"), "old"]) == 2
         assert "broken.gpw" in one_line(capsys)
+
+    def test_markup_in_a_record_is_text(self, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        write_run(records, "old", identity={"torch": "[/] [bold]2.13 :smile:"})
+        write_run(records, "new", identity={"torch": "[red]2.13"})
+        assert main(["compare", "old", "new"]) == 0
+        shown = capsys.readouterr().out
+        assert "[/] [bold]2.13 :smile:" in shown and "[red]2.13" in shown

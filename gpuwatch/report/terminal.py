@@ -38,7 +38,7 @@ _PHASE_STYLES = {"data": "red", "forward": "green", "backward": "blue", "optimiz
 
 def show(content: RenderableType) -> None:
     """Print to standard output, in colour on a terminal only. Raises BrokenPipeError when nobody reads any more."""
-    console = Console()
+    console = Console(markup=False, emoji=False)  # `[/]` in the name of a run is no style of ours
     with console.capture() as captured:  # rich would end the process on a broken pipe, in a way of its own
         console.print(content)
     sys.stdout.write("\n".join(line.rstrip() for line in captured.get().split("\n")))
