@@ -31,7 +31,6 @@ from gpuwatch.catalog import (
     WORKER_CPU,
     WORKER_CPU_WAIT,
     WORKER_DEATHS,
-    WORKER_RESIDENT,
     WORKER_UNIQUE,
     WORKERS_IDLE,
 )
@@ -136,7 +135,7 @@ def _epochs() -> tuple[Panel, ...]:
 def _memory() -> tuple[Panel, ...]:
     return (
         row("Memory of the workers"),
-        metrics("How much memory the largest worker takes", [WORKER_RESIDENT, WORKER_UNIQUE], RANK, width=8),
+        metrics("How much memory the largest worker takes", [WORKER_UNIQUE], RANK, width=8),
         metrics("How much of the data set the workers copied", [WORKER_COPIED], RANK, width=8),
         timeseries("How full /dev/shm is", f"{SHARED_MEMORY_USED.help} {SHARED_MEMORY_TOTAL.help}",
                    [Query(f"max by (instance) ({select(SHARED_MEMORY_USED)})", "{{instance}} used"),

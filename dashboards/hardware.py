@@ -155,12 +155,10 @@ def _clocks() -> tuple[Panel, ...]:
         _rule("hw-thermal-throttle", "How much of the time heat or a power brake held the clock down"),
         statetimeline(
             "What holds the clock down",
-            "What NVML names as holding the clock down, at any time of the range shown. The power cap is normal at "
-            "full load.",
-            [Query(ever(plain(GPU_CLOCK_REASON)), GPU + " {{reason}}")],
-            states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])},
-            others={"/power_cap$/": {0: ("free", "transparent"), 1: ("at its power limit", COLORS["info"])}},
-            empty="nothing",
+            "What NVML names as holding the clock down, at any time of the range shown. The power cap is left out: it "
+            "is normal at full load.",
+            [Query(ever(plain(GPU_CLOCK_REASON, but='reason!="sw_power_cap"')), GPU + " {{reason}}")],
+            states={0: ("free", "transparent"), 1: ("held down", COLORS["warn"])}, empty="nothing",
         ),
         _lines("How much power it draws",
                [(GPU_POWER, ""), (GPU_POWER_LIMIT, "limit"), (GPU_POWER_DEFAULT_LIMIT, "default limit")]),

@@ -108,11 +108,6 @@ def by_name(name: str, properties: Mapping[str, Any]) -> Json:
     return _override("byName", name, properties)
 
 
-def by_pattern(pattern: str, properties: Mapping[str, Any]) -> Json:
-    """An override of the series whose names match."""
-    return _override("byRegexp", pattern, properties)
-
-
 def colored(name: str, color: str) -> Json:
     """What gives the series of this name its color."""
     return by_name(name, {"color": {"mode": "fixed", "fixedColor": color}})

@@ -39,7 +39,6 @@ from dashboards.options import (
     alone,
     axis_end,
     by_name,
-    by_pattern,
     colored,
     mapping,
     widths,
@@ -176,16 +175,11 @@ def statetimeline(
     queries: Sequence[Query],
     *,
     states: States,
-    others: Mapping[str, States] | None = None,
     width: int = WIDTH,
     height: int = 8,
     empty: str = "not measured",
 ) -> Panel:
-    """A line per series whose color is its state; ``states`` maps values to a text and a color.
-
-    ``others`` are the states of series whose names match a pattern.
-    """
-    overrides = [by_pattern(pattern, {"mappings": [mapping(other)]}) for pattern, other in (others or {}).items()]
+    """A line per series whose color is its state; ``states`` maps values to a text and a color."""
     return Panel(
         width,
         height,
@@ -194,7 +188,6 @@ def statetimeline(
             targets=_targets(queries),
             mappings=[mapping(states)],
             thresholds=_base(),  # with Grafana's own, its legend would name those instead of the states
-            overrides=overrides,
             showValue="never",
             extraJson={"fieldConfig": {"defaults": {"unit": "none", "noValue": empty}}},
         ),

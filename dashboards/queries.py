@@ -41,6 +41,9 @@ UNITS = {
 RECORDED = re.compile(r"\b\w+:gpuwatch_\w+:\w+")
 """Names of series that Prometheus computes by a recording rule."""
 
+NAMED = 4
+"""On more ranks or GPUs than these, a finding is one line with their number."""
+
 ALERTS = 'ALERTS{alertname=~"Gpuwatch.+", alertstate="firing", %s}'
 
 
@@ -58,10 +61,10 @@ def rate(metric: Metric, suffix: str = "") -> str:
     return f"rate({select(metric, suffix)}[{RATE_WINDOW}])"
 
 
-def plain(metric: Metric, suffix: str = "") -> str:
-    """The metric's series of the chosen nodes, GPUs and runs, whether a rank is up there or not."""
+def plain(metric: Metric, suffix: str = "", but: str = "") -> str:
+    """The metric's series of the chosen nodes, GPUs and runs, whether a rank is up there or not; ``but`` narrows."""
     own = series_key("", dict(metric.only)).strip("{}")
-    return f"{metric.name}{suffix}{{{', '.join(part for part in (ALONE[metric.scope], own) if part)}}}"
+    return f"{metric.name}{suffix}{{{', '.join(part for part in (ALONE[metric.scope], own, but) if part)}}}"
 
 
 def plain_rate(metric: Metric, suffix: str = "") -> str:
@@ -107,6 +110,18 @@ def alerts(more: str = 'rule!=""') -> str:
 def worst_first(query: Callable[[str], str]) -> str:
     """A query for each severity in turn: a table keeps the order in which series come."""
     return " or ".join(query(f'severity="{severity}"') for severity in ("critical", "warning", "info"))
+
+
+def gathered(alerts: str) -> str:
+    """The alerts, those of one rule at one place on many ranks as one series: their number."""
+    number = f"count by (severity, rule, run, where) ({alerts})"
+    return f"({alerts}) and on (severity, rule, run, where) ({number} <= {NAMED}) or ({number} > {NAMED})"
+
+
+def as_of_now(metric: Metric, growth: Metric | None = None) -> str:
+    """What has come to since it was scraped, at its present speed (of ``growth``): nodes are scraped one by one."""
+    age = f"(time() - timestamp({select(metric)}))"
+    return f"({select(metric)} + {rate(growth or metric)} * {age})"
 
 
 def ever(selection: str) -> str:

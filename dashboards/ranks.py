@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.options import COLORS, Limit
 from dashboards.panels import Panel, Query, board, heatmap, row, stat, statetimeline, table, timeseries
 from dashboards.parts import RANK, VARIABLES, limits, metrics, rule_panel, runbook
-from dashboards.queries import ALONE, narrowed, rate, select
+from dashboards.queries import ALONE, as_of_now, narrowed, rate, select
 from gpuwatch.catalog import (
     COLLECTIVES,
     CPU_WAIT_SECONDS,
@@ -55,14 +55,14 @@ def _excess() -> str:
 def _summary() -> tuple[Panel, ...]:
     nobody = f"0 * count({select(RANK_UP)})"
     dead = f"({select(RANK_UP)} == 0) and ({select(RANK_ENDED)} == 0)"
-    last = select(RANK_LAST_STEP)
+    last = as_of_now(RANK_LAST_STEP, STEPS)
     return (
         row("The ranks"),
         stat("Alive", "Ranks whose process lives.", Query(f"sum({select(RANK_UP)})", "ranks"), "none"),
         stat("Died", RULES_BY_ID["run-dead"].title + ".",
              Query(f"count({dead}) or {nobody}", "ranks"), "none", limits=(Limit(1, COLORS["critical"]),)),
-        stat("Steps apart", "How far the ranks of a run are apart.",
-             Query(f"max(max by (run) ({last}) - min by (run) ({last}))", "steps"), "none"),
+        stat("Steps apart", "How far the ranks of a run are apart. A rank is read now and then: a few are none.",
+             Query(f"max(max by (run) ({last}) - min by (run) ({last}))", "steps"), "none", decimals=0),
         stat("Since last progress", RANK_PROGRESS_AGE.help + " The largest of the chosen ranks.",
              Query(f"max({select(RANK_PROGRESS_AGE)})", "age"), "s",
              limits=limits("run-hang", RULES_BY_ID["run-hang"].value.expr)),
@@ -89,6 +89,7 @@ def _speed() -> tuple[Panel, ...]:
 
 
 def _stragglers() -> tuple[Panel, ...]:
+    own = select(OWN_SECONDS)
     return (
         row("Who holds up the others"),
         table("Who is slower than the peers, and in which phase",
@@ -101,8 +102,10 @@ def _stragglers() -> tuple[Panel, ...]:
                    + " (dist-straggler). " + RULES_BY_ID["dist-straggler"].because,
                    [Query(f"({_excess()}) > {_NOISE:g}", _PHASE_OF_RANK)], "percentunit", limits=_EXCESS_LIMITS,
                    links=[runbook("dist-straggler")], empty="none does"),
-        timeseries("What each rank works on", OWN_SECONDS.help, [Query(select(OWN_SECONDS), _PHASE_OF_RANK)], "s",
-                   width=24),
+        timeseries("What the slowest rank works on, and the middle one", OWN_SECONDS.help + " Dashed: the median rank.",
+                   [Query(f"max by (run, phase) ({own})", "{{run}} {{phase}}, slowest"),
+                    Query(f"quantile by (run, phase) (0.5, {own})", "{{run}} {{phase}}, median", bound=True)],
+                   "s", width=24),
     )  # fmt: skip
 
 
@@ -129,6 +132,7 @@ def _life() -> tuple[Panel, ...]:
 
 
 def _communication() -> tuple[Panel, ...]:
+    enqueued = as_of_now(COLLECTIVES.where(state="enqueued"))
     return (
         row("Communication"),
         timeseries("What a step of DistributedDataParallel is made of", DDP_SECONDS.help,
@@ -137,14 +141,10 @@ def _communication() -> tuple[Panel, ...]:
         timeseries("How many collectives each rank enters and completes", COLLECTIVES.help,
                    [Query(rate(COLLECTIVES), RANK + " group {{group}} {{state}}")], "ops"),
         timeseries("How far the ranks' collectives are apart",
-                   "Collectives enqueued by the first rank of a run less those of the last: a gap that stays is a rank "
-                   "that did not enter one.",
-                   [Query(f"max by (run, group) ({_enqueued()}) - min by (run, group) ({_enqueued()})",
+                   "Collectives enqueued by the first rank of a run less those of the last, the least of a minute: a "
+                   "gap that stays is a rank that did not enter one.",
+                   [Query(f"min_over_time((max by (run, group) ({enqueued}) - min by (run, group) ({enqueued}))[1m:])",
                           "{{run}} group {{group}}")], "none"),
         metrics("How often a step reduces gradients", [GRADIENT_SYNCS], RANK),
         metrics("How much each rank's device held at its peak", [DEVICE_ACTIVE_PEAK], RANK),
     )  # fmt: skip
-
-
-def _enqueued() -> str:
-    return select(COLLECTIVES.where(state="enqueued"))

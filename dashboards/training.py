@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboards.options import PHASES, Limit, Link
 from dashboards.panels import Panel, Query, board, row, stat, table, timeseries
 from dashboards.parts import GPU, RANK, VARIABLES, limits, metrics, rule_panel
-from dashboards.queries import alerts, expression, quantile, rate, select, worst_first
+from dashboards.queries import NAMED, alerts, expression, gathered, quantile, rate, select, worst_first
 from gpuwatch.catalog import (
     ALLOC_RETRIES,
     BETWEEN_SECONDS,
@@ -79,19 +79,20 @@ def _findings() -> tuple[Panel, ...]:
     return (
         table(
             "What is wrong now",
-            "Firing alerts, with the place in the program where a hook saw it. The rule's name leads to its runbook.",
-            Query(worst_first(alerts), "{{rule}}"),
+            "Firing alerts, with the place in the program where a hook saw it. Where a rule fires on more than "
+            f"{NAMED} ranks, they are counted. The rule's name leads to its runbook.",
+            Query(worst_first(lambda only: gathered(alerts(only))), "{{rule}}"),
             columns={"severity": "Severity", "rule": "Rule", "run": "Run", "rank": "Rank", "gpu": "GPU",
-                     "instance": "Node", "where": "Where"},
+                     "instance": "Node", "where": "Where", "Value": "Ranks"},
             height=10,
             links={"rule": runbook},
             empty="nothing: no alert fires",
         ),
         table(
             "What the hooks observed, also below a rule's limit",
-            OBSERVATION.help,
-            Query(f"max by (run, rank, rule, where) ({select(OBSERVATION)})", "{{rule}}"),
-            columns={"rule": "Rule", "run": "Run", "rank": "Rank", "where": "Where", "Value": "Magnitude"},
+            OBSERVATION.help + " The largest of the chosen ranks.",
+            Query(f"max by (run, rule, where) ({select(OBSERVATION)}) > 0", "{{rule}}"),
+            columns={"rule": "Rule", "run": "Run", "where": "Where", "Value": "Magnitude"},
             unit="short",
             height=6,
             links={"rule": runbook},

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dashboards.normalise import normalised
+from dashboards.queries import RECORDED
 from gpuwatch import catalog
-from gpuwatch.render.conditions import limit
-from gpuwatch.rulebook import RULES_BY_ID
+from gpuwatch.render.conditions import limit, recorded
+from gpuwatch.rulebook import RULES, RULES_BY_ID
 from tests.boardpanels import BOARDS, PANELS, Json, every, every_board, every_panel, every_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +89,9 @@ def test_every_query_is_narrowed_by_the_variables(title: str, target: Json) -> N
 @every_target
 def test_every_query_reads_metrics_of_the_catalog_with_labels_they_have(title: str, target: Json) -> None:
     selectors = re.findall(r"\b(gpuwatch_\w+)\{([^}]*)\}", target["expr"])
-    assert selectors or "ALERTS" in target["expr"]
+    names = set(RECORDED.findall(target["expr"]))
+    assert names <= {one.name for one in recorded(RULES)}
+    assert selectors or names or "ALERTS" in target["expr"]
     for name, inside in selectors:
         base = next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
         metric = catalog.METRICS.get(name) or catalog.METRICS[base]
