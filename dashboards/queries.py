@@ -115,7 +115,7 @@ def worst_first(query: Callable[[str], str]) -> str:
 def gathered(alerts: str) -> str:
     """The alerts, those of one rule at one place on many ranks as one series: their number."""
     number = f"count by (severity, rule, run, where) ({alerts})"
-    return f"({alerts}) and on (severity, rule, run, where) ({number} <= {NAMED}) or ({number} > {NAMED})"
+    return f"({number} > {NAMED}) or ({alerts}) and on (severity, rule, run, where) ({number} <= {NAMED})"
 
 
 def as_of_now(metric: Metric, growth: Metric | None = None) -> str:

@@ -83,7 +83,7 @@ def _findings() -> tuple[Panel, ...]:
             f"{NAMED} ranks, they are counted. The rule's name leads to its runbook.",
             Query(worst_first(lambda only: gathered(alerts(only))), "{{rule}}"),
             columns={"severity": "Severity", "rule": "Rule", "run": "Run", "rank": "Rank", "gpu": "GPU",
-                     "instance": "Node", "where": "Where", "Value": "Ranks"},
+                     "instance": "Node", "where": "Where", "Value": "Count"},
             height=10,
             links={"rule": runbook},
             empty="nothing: no alert fires",
