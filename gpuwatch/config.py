@@ -30,13 +30,13 @@ def record_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """
     chosen = environ.get(DIRECTORY)
     if chosen:
-        return Path(chosen).expanduser()
+        return _at_home(chosen)
     if _writable_directory(SERVICE_DIRECTORY):
         return SERVICE_DIRECTORY
     runtime = Path(environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     if _writable_directory(runtime):
         return runtime / "gpuwatch"
-    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
+    state = environ.get("XDG_STATE_HOME") or _at_home(environ.get("HOME", "~")) / ".local" / "state"
     return Path(state) / "gpuwatch"
 
 
@@ -65,3 +65,11 @@ def _writable_directory(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(mode) and os.access(path, os.W_OK | os.X_OK)
+
+
+def _at_home(path: str) -> Path:
+    """The path with ``~`` filled in; in the root directory for a user without a home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path("/") / path.lstrip("~/")

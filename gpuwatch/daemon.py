@@ -142,6 +142,8 @@ def _listen(
 ) -> Server:
     try:
         return Server(host, port, pages, tls, connections)
+    except UnicodeError:  # of a name that the resolver cannot even ask for
+        raise UsageError(f"cannot listen on {host[:60]!r}: it is no name of a host; --listen names another") from None
     except OSError as error:
         if any_port and port:
             return _listen(host, 0, False, pages, tls, connections)

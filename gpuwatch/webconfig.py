@@ -22,6 +22,7 @@ import hashlib
 import hmac
 import os
 import ssl
+import stat
 import sys
 import threading
 from collections.abc import Mapping
@@ -39,6 +40,9 @@ _TLS_KEYS = ("cert_file", "key_file", "client_ca_file", "client_auth_type", "min
 _KEYS = ("tls_server_config", "basic_auth_users", "http_server_config")
 _UNUSED = {"http2"}
 """Settings that say nothing to a server of one request a connection."""
+
+LARGEST_BYTES = 1 << 20
+"""Of a web config file."""
 
 REMEMBERED = 32
 """Passwords that were right, kept as digests under a key of this process: bcrypt takes 50 ms or more each time."""
@@ -67,6 +71,7 @@ class WebConfig:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._guessing = threading.Lock()  # of its own: whoever has shown the right password does not wait for guesses
         self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}
         self._settings = _read(path)
@@ -91,7 +96,7 @@ class WebConfig:
         digest = hmac.new(self._key, repr((name, password, users.get(name))).encode(), hashlib.sha256).digest()
         if digest in self._right:
             return True
-        with self._lock:  # one at a time: guessing must not take all cores
+        with self._guessing:  # one at a time: it must not take all cores
             right = _matches(password, users.get(name, _NOBODY)) and name in users
             if right:
                 if len(self._right) >= REMEMBERED:
@@ -121,7 +126,7 @@ def _read(path: Path) -> _Settings:
     except ImportError:
         raise WebConfigError("--web-config needs PyYAML: pip install 'torch-gpuwatch[web]'") from None
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(_content(path).decode())
     except OSError as error:
         raise WebConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
@@ -135,6 +140,17 @@ def _read(path: Path) -> _Settings:
         _users(path, settings.get("basic_auth_users") or {}),
         {each: _state(each) for each in (path, *named.values())},
     )
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file, which neither keeps us waiting nor has no end. Raises OSError and WebConfigError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise WebConfigError(f"cannot read {path}: it is not a regular file")
+        content = file.read(LARGEST_BYTES + 1)
+    if len(content) > LARGEST_BYTES:
+        raise WebConfigError(f"cannot read {path}: it has more than {LARGEST_BYTES} bytes")
+    return content
 
 
 def _section(path: Path, name: str, content: object, known: tuple[str, ...]) -> dict[str, object]:

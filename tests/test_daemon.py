@@ -250,6 +250,7 @@ def test_an_address_that_is_none_is_one_clear_line(records: Path, listen: str) -
 
 def test_a_host_that_is_not_here_is_one_clear_line(records: Path) -> None:
     assert "cannot listen on 203.0.113.7:0" in refused(serve(records, "203.0.113.7:0"))
+    assert "it is no name of a host" in refused(serve(records, f"{'a' * 300}:0"))
 
 
 def test_a_directory_that_is_none_is_one_clear_line(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,6 +114,40 @@ def test_a_password_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(webconfig, "_matches", slow)
     assert config.allows(basic("prometheus", PASSWORD))
+
+
+def test_whoever_guesses_holds_up_nobody_who_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = WebConfig(written(tmp_path, USERS))
+    assert config.allows(basic("prometheus", PASSWORD))
+    guessing, known = threading.Event(), threading.Event()
+
+    def slow(password: str, hashed: bytes) -> bool:
+        guessing.set()
+        assert known.wait(10)
+        return False
+
+    monkeypatch.setattr(webconfig, "_matches", slow)
+    guess = threading.Thread(target=config.allows, args=[basic("prometheus", "guess")])
+    guess.start()
+    assert guessing.wait(10)
+    right = threading.Thread(target=lambda: known.set() if config.allows(basic("prometheus", PASSWORD)) else None)
+    right.start()
+    guess.join()
+    assert known.is_set()
+    right.join()
+
+
+def test_a_file_without_an_end_and_one_that_never_comes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"#" * (webconfig.LARGEST_BYTES + 1))
+    for path, said in (
+        (tmp_path / "pipe", "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
+        (tmp_path / "large", "more than 1048576 bytes"),
+    ):
+        with pytest.raises(WebConfigError) as error:
+            WebConfig(path)
+        assert said in str(error.value)
 
 
 def test_a_file_that_changes_is_read_again_and_a_wrong_one_changes_nothing(
