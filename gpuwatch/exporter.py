@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from gpuwatch.catalog import (
@@ -46,6 +47,10 @@ TOMBSTONE_SECONDS = 3600.0
 
 RANKS_PER_USER = 128
 """Ranks of one user that are published: the living ones first, then the latest."""
+
+SERIES_OF_ALL = 24_000
+"""Series of all ranks together: one user's share is less. The scrape jobs of ours take 25,000, with the GPUs'; beyond
+that Prometheus would take nothing at all of this node."""
 
 WORK_SECONDS = 0.002
 """CPU time of a scrape after which no more gauges of recent steps are worked out: those left keep what they had, and
@@ -174,10 +179,16 @@ class Exporter:
         mentioned = [
             head for head in newest(heads) if head.up or now - self._ended[head.path].gone <= TOMBSTONE_SECONDS
         ]
-        chosen, dropped = _within_limits(mentioned), 0
+        chosen, dropped, room = _within_limits(mentioned), 0, SERIES_OF_ALL
+        said: dict[Path, RankSeries] = {}
+        for head in chosen:
+            rank = self._living(head) if head.up else self._gone(head)
+            if rank.count() > room:
+                rank = RankSeries((), None, rank.dropped + rank.count())
+            said[head.path], room = rank, room - rank.count()
         self._claims.keep({(head.uid, clean(head.run)) for head in heads})
         for head in sorted(chosen, key=lambda head: head.created):
-            rank = self._living(head) if head.up else self._gone(head)
+            rank = said[head.path]
             owner = self._claims.label(head.uid, clean(head.run)), clean(str(head.rank))
             for metric, own, number in rank.series:
                 table.put(metric, owner, own, number)
@@ -236,11 +247,13 @@ class Exporter:
 
 
 def _within_limits(heads: Sequence[Snapshot]) -> list[Snapshot]:
-    """At most so many ranks of each user."""
+    """At most so many ranks of each user, the first of every user before the second of any: where there are too many
+    series for all, each user has a share."""
     users: dict[int, list[Snapshot]] = defaultdict(list)
     for head in sorted(heads, key=lambda head: (head.up, head.created), reverse=True):
         users[head.uid].append(head)
-    return [head for ranks in users.values() for head in ranks[:RANKS_PER_USER]]
+    turns = zip_longest(*(ranks[:RANKS_PER_USER] for ranks in users.values()))
+    return [head for turn in turns for head in turn if head is not None]
 
 
 def _add_health(table: Table, source: str, up: bool, seconds: float | None, collected_at: float | None) -> None:

@@ -34,7 +34,7 @@ from gpuwatch.report.document import document
 from gpuwatch.report.html import page
 from gpuwatch.sampler import Sampler
 from tests.recorded import write_run
-from tests.serving import daemon, environment, eventually, rank, series
+from tests.serving import ROOT, daemon, environment, eventually, rank, series
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 
@@ -110,6 +110,32 @@ def test_one_user_cannot_exceed_the_budget(records: Path, monkeypatch: pytest.Mo
         assert len(mine) == SERIES_LIMIT
         assert sum("gpuwatch_observation" in key for key in mine) >= OBSERVATIONS_FIRST
     assert found["gpuwatch_series_dropped"] > 5 * 250
+
+
+@as_root
+def test_whoever_says_too_much_takes_no_room_of_other_users(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "leased", lambda file: True)
+    write_run(records, state=None)
+    one = sum('rank="0"' in key for key in scrape(records))
+    monkeypatch.setattr(exporting, "SERIES_OF_ALL", 3 * one)
+    for number in range(1, 6):
+        write_run(records, rank=number, state=None)
+    os.chown(write_run(records, "theirs", state=None).path, 1234, -1)
+    found = scrape(records)
+    ups = [key for key in found if key.startswith("gpuwatch_rank_up")]
+    assert len(ups) == 3 and 'gpuwatch_rank_up{rank="0",run="theirs"}' in ups
+    assert found["gpuwatch_series_dropped"] == 4 * one
+
+
+@pytest.mark.parametrize("job", ["stack/prometheus/prometheus.yml", "kubernetes/podmonitor.yaml"])
+def test_no_record_makes_a_scrape_more_than_the_scrape_jobs_take(records: Path, job: str) -> None:
+    write_run(records, "\U0001f600" * 500)
+    text = (ROOT / "deploy" / job).read_text("utf-8")
+    (longest,) = re.findall(r"(?:label_value_length_limit|labelValueLengthLimit): (\d+)", text)
+    (samples,) = re.findall(r"(?:sample_limit|sampleLimit): (\d+)", text)
+    labels = [label for key in scrape(records) for label in re.findall(r'="([^"]*)"', key)]
+    assert 512 < max(len(label.encode()) for label in labels) < int(longest)
+    assert RANKS_PER_USER * SERIES_LIMIT < exporting.SERIES_OF_ALL < int(samples)
 
 
 def test_a_file_that_is_no_record_is_not_taken_apart_at_every_scrape(
