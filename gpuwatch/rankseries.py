@@ -34,6 +34,7 @@ from gpuwatch.catalog import (
     STEP_SECONDS,
     STEPS,
     UNPUBLISHED,
+    UNPUBLISHED_PARTS,
     WINDOW_JITTER_RATIO,
     WINDOW_SLOW_EXCESS_SECONDS,
     WINDOW_SLOW_RATIO,
@@ -50,7 +51,7 @@ from gpuwatch.standing import standing
 from gpuwatch.window import Gauge
 
 SERIES_LIMIT = 160
-"""Series of one rank that are published, all together; a usual rank has about 100."""
+"""Series of one rank that are published, all together; a usual rank has 100 at most."""
 
 OBSERVATIONS_FIRST = 24
 """Of these, as many findings at least, whatever else a record holds."""
@@ -160,7 +161,7 @@ def published(
         else:
             taken.append((metric, own, number))
     histogram = _histogram(parts)
-    always = [*_identity(head), *(gauge for gauge in gauges if gauge[0].name not in UNPUBLISHED)]
+    always = [gauge for gauge in (*_identity(head), *gauges) if _wanted(gauge[0].name, gauge[1])]
     room = SERIES_LIMIT - len(always) - (len(_BOUNDS) + 2 if histogram is not None else 0)
     found = list(_observed(observations))
     listed = [*found[:OBSERVATIONS_FIRST], *taken, *found[OBSERVATIONS_FIRST:]]
@@ -173,7 +174,7 @@ def vetted(name: str, labels: Mapping[str, str]) -> Vetted | None:
         return STEP_SECONDS, (labels["le"],)
     if name == _SUM and not labels:
         return STEP_SECONDS, ()
-    if name in _BY_THE_READER or name in UNPUBLISHED or name in (_BUCKET, _SUM, MODULE_ROW, WORKER_ROW):
+    if name in _BY_THE_READER or name in (_BUCKET, _SUM, MODULE_ROW, WORKER_ROW):
         return None
     metric = METRICS.get(name)
     if metric is None or metric.scope != "rank" or metric.kind not in ("counter", "gauge", "summary"):
@@ -182,7 +183,13 @@ def vetted(name: str, labels: Mapping[str, str]) -> Vetted | None:
         return _REFUSED
     if metric.kind == "summary" and labels["quantile"] not in _SHARES:
         return _REFUSED
-    return metric, tuple(clean(labels[label]) for label in metric.labels)
+    own = tuple(clean(labels[label]) for label in metric.labels)
+    return (metric, own) if _wanted(name, own) else None
+
+
+def _wanted(name: str, own: tuple[str, ...]) -> bool:
+    """Whether an alert or a panel reads it."""
+    return name not in UNPUBLISHED and (name, *own) not in UNPUBLISHED_PARTS
 
 
 def tombstone(snapshot: Snapshot) -> RankSeries:
@@ -223,6 +230,8 @@ def _observed(observations: Sequence[Observation]) -> Iterator[Gauge]:
 
 def _histogram(parts: Mapping[tuple[str, ...], float]) -> Histogram | None:
     """The step-time histogram; None unless every part of it is there and can be a count."""
+    if len(parts) != len(_BOUNDS) + 1:
+        return None  # other bounds: another version's
     buckets, total = [], 0.0
     for name, bound in _BOUNDS.items():
         count = parts.get((name,))

@@ -102,7 +102,7 @@ def add_histogram(writer: RecordWriter, leave_out: str | None = None) -> None:
 def test_the_records_counts_by_bucket_become_a_cumulative_histogram(records: Path) -> None:
     add_histogram(write_run(records, state=None))
     found = scrape(exporter(records))
-    counts = [of(found, "gpuwatch_step_seconds_bucket", le=bound) for bound in ("0.07", "0.1", "1.0", "2.0", "+Inf")]
+    counts = [of(found, "gpuwatch_step_seconds_bucket", le=bound) for bound in ("0.05", "0.1", "1.0", "2.0", "+Inf")]
     assert counts == [0, 190, 190, 199, 200]
     assert of(found, "gpuwatch_step_seconds_count") == 200
     assert of(found, "gpuwatch_step_seconds_sum") == 123.5
@@ -166,7 +166,6 @@ def test_final_values_are_served_once_and_then_a_tombstone(records: Path, monkey
         after = scrape(exporting)
     assert of(final, "gpuwatch_rank_up") == 0
     assert of(final, "gpuwatch_batches_total") == 841
-    assert of(final, "gpuwatch_host_memory_peak_bytes") == 512 << 20
     assert {key: number for key, number in after.items() if "run=" in key} == {
         'gpuwatch_rank_up{rank="0",run="train"}': 0,
         'gpuwatch_rank_ended{rank="0",run="train"}': 0,

@@ -50,8 +50,8 @@ EQUIVALENT = {
     # the largest of the quantiles is the 99th percentile anyway
     ("run-hang", 'matcher {quantile="0.99"} dropped'),
     # a quarter is more than a tenth anyway
-    ("data-stall", "limit 0.1 larger, place 1 (critical)"),
-    ("data-stall", "limit 0.1 smaller, place 1 (critical)"),
+    ("data-stall", "limit 0.1 larger (critical)"),
+    ("data-stall", "limit 0.1 smaller (critical)"),
     # at a sample a minute one throttled sample of five minutes is already more than a tenth
     ("hw-thermal-throttle", "mean avg_over_time max_over_time"),
 }

@@ -16,8 +16,7 @@ DDP_SECONDS = rank_metric(
     "ddp_seconds",
     "gauge",
     "seconds",
-    "Median of what DistributedDataParallel measures of itself: forward, backward (until the last gradient is ready), "
-    "communication, overlap (of communication and backward), buffers (wait for them before a forward).",
+    "Median of what DistributedDataParallel measures of itself: communication, and its overlap with backward.",
     "part",
 )
 GRADIENT_SYNCS = rank_metric(

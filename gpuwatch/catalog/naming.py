@@ -8,11 +8,8 @@ from gpuwatch.expr import Metric
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 """Where a training step's time goes. ``other`` is what is left: loss, clipping, logging, user code."""
 
-STEP_BOUNDS = (
-    0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7,
-    1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-"""Upper bounds of the step-time histogram, in seconds; the last bucket is open."""
+STEP_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0)
+"""Upper bounds of the step-time histogram, in seconds; the last bucket is open. Each costs a fleet a series a rank."""
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations")
 """What a model's memory is: the last is what its forward saved for backward."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuwatch.catalog.distributed import DDP_SECONDS
 from gpuwatch.catalog.loading import (
     LOADER_AFFORDABLE,
     LOADER_ALONE,
@@ -9,10 +10,11 @@ from gpuwatch.catalog.loading import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_PINNING,
+    WORKER_RESIDENT,
 )
-from gpuwatch.catalog.memory import CACHE_EMPTIED_RATE, CGROUP_OOM_KILLS, MACHINE_OOM_KILLS
-from gpuwatch.catalog.ranks import TRAINING_CORES
-from gpuwatch.catalog.timing import DEVICE_PHASE_SECONDS
+from gpuwatch.catalog.memory import CACHE_EMPTIED_RATE, CGROUP_OOM_KILLS, HOST_PEAK, MACHINE_OOM_KILLS
+from gpuwatch.catalog.ranks import RANK_START_TIME, TRAINING_CORES
+from gpuwatch.catalog.timing import DEVICE_PHASE_SECONDS, WINDOW_STEP_SECONDS
 
 UNPUBLISHED = frozenset(
     metric.name
@@ -23,11 +25,23 @@ UNPUBLISHED = frozenset(
         LOADER_BEST_PREFETCH,
         LOADER_BEST_WAIT,
         LOADER_PINNING,
+        WORKER_RESIDENT,
         CACHE_EMPTIED_RATE,
         CGROUP_OOM_KILLS,
+        HOST_PEAK,
         MACHINE_OOM_KILLS,
+        RANK_START_TIME,
         TRAINING_CORES,
         DEVICE_PHASE_SECONDS,
     )
 )
 """Names of these metrics. One that a rule or a panel comes to read has to leave this list (a test says so)."""
+
+UNPUBLISHED_PARTS = frozenset(
+    {
+        *((WINDOW_STEP_SECONDS.name, quantile) for quantile in ("0.9", "0.95")),
+        # forward and backward are parts of a rank's own work
+        *((DDP_SECONDS.name, part) for part in ("forward", "backward", "buffers")),
+    }
+)
+"""The same for single series of a metric: its name, and the value of its own label."""

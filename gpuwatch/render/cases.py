@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gpuwatch.advisor import severity_at
 from gpuwatch.catalog import METRICS, OBSERVATION, SCOPES
 from gpuwatch.expr import Compare, Expr, History, Rate, series_key
-from gpuwatch.render.conditions import comparisons
+from gpuwatch.render.conditions import comparisons, within
 from gpuwatch.render.edges import Edge, Series, edge, history, joins, parts_of
 from gpuwatch.rulebook import Example, Rule
 
@@ -265,11 +265,8 @@ def labels_of(key: str) -> dict[str, str]:
 
 
 def _parts(rule: Rule) -> Iterator[Expr]:
-    waiting = [side for part in comparisons(rule.when) for side in (part.left, part.right)]
-    while waiting:
-        expr = waiting.pop()
-        yield expr
-        waiting += [side for side in (getattr(expr, "left", None), getattr(expr, "right", None)) if side is not None]
+    for part in comparisons(rule.when):
+        yield from (*within(part.left), *within(part.right))
 
 
 def _is_counter(key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpuwatch.expr import BinOp, Compare, Condition, Const, Expr, Joined, Recorded
+from gpuwatch.expr import Across, BinOp, Compare, Condition, Const, Expr, Joined, Recorded
 from gpuwatch.rulebook import Rule
 
 
@@ -47,17 +47,24 @@ def limit(condition: Condition, expr: Expr) -> float | None:
 
 def recorded(rules: Iterable[Rule]) -> list[Recorded]:
     """What Prometheus must record for these rules, each once, in the order of their use."""
-    conditions = [one for rule in rules for one in (rule.when, rule.critical_when) if one is not None]
-    sides = (side for condition in conditions for part in comparisons(condition) for side in (part.left, part.right))
-    return list(dict.fromkeys(found for side in sides for found in _recorded(side)))
+    read = [
+        expr
+        for rule in rules
+        for condition in (rule.when, rule.critical_when)
+        if condition is not None
+        for expr in (*(side for part in comparisons(condition) for side in (part.left, part.right)), rule.value.expr)
+    ]
+    return list(dict.fromkeys(part for expr in read for part in within(expr) if isinstance(part, Recorded)))
 
 
-def _recorded(expr: Expr) -> Iterator[Recorded]:
-    if isinstance(expr, Recorded):
-        yield expr
+def within(expr: Expr) -> Iterator[Expr]:
+    """An expression's parts and itself, each after what it is made of."""
     if isinstance(expr, BinOp):
-        yield from _recorded(expr.left)
-        yield from _recorded(expr.right)
+        yield from within(expr.left)
+        yield from within(expr.right)
+    if isinstance(expr, (Across, Recorded)):
+        yield from within(expr.expr)
+    yield expr
 
 
 def pinned(rule: Rule) -> bool:

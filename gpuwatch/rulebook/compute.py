@@ -17,6 +17,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import Const, Quantity, Rate, series_key
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed, one_minus, ramp
+from gpuwatch.rulebook.waiting import STEP_RATE
 
 _MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
 _MEDIAN_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
@@ -27,7 +28,7 @@ _CROWDED = CPU_WAIT_SECONDS / PHASE_SECONDS >= _EXPLAINED
 
 # Automatic collection off (0, else 1), and one by hand in five steps or more: what this rule recommends.
 _SCHEDULED = GC_ENABLED + GC_PAUSES / STEPS <= 0.2
-_GC_SHARE = Rate(GC_PAUSE_SECONDS) / Rate(PHASE_SECONDS)
+_GC_SHARE = Rate(GC_PAUSE_SECONDS) / STEP_RATE
 
 
 def _loop(seconds: float) -> dict[str, tuple[float, ...]]:

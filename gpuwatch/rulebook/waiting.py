@@ -20,11 +20,12 @@ from gpuwatch.catalog import (
     WINDOW_WAIT_SECONDS,
     WORKER_CPU_WAIT,
 )
-from gpuwatch.expr import Quantity, Rate, series_key
+from gpuwatch.expr import Quantity, Rate, Recorded, series_key
 from gpuwatch.rulebook.rule import Clause, flat, ramp
 
-STEP_RATE = Rate(PHASE_SECONDS)
-WAIT_SHARE = Rate(PHASE_SECONDS.where(phase="data")) / STEP_RATE
+# Computed once for all rules that read them: of all that a fleet's Prometheus does, these rates cost most.
+STEP_RATE = Recorded("rank:gpuwatch_phase_seconds:rate", Rate(PHASE_SECONDS))
+WAIT_SHARE = Recorded("rank:gpuwatch_data_wait:ratio", Rate(PHASE_SECONDS.where(phase="data")) / STEP_RATE)
 MEDIAN_STEP = WINDOW_STEP_SECONDS.where(quantile="0.5")
 MAKING = LOADER_BATCH_SECONDS.where(quantile="0.5")
 
