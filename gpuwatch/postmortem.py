@@ -62,9 +62,13 @@ def write(directory: Path, snapshot: Snapshot, death: Death | None = None) -> Pa
         file = os.open(
             hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place
         )
-        with open(file, "w", encoding="utf-8") as text:
-            json.dump(document(snapshot, death), text, indent=2)
-            text.write("\n")
+        try:
+            with open(file, "w", encoding="utf-8") as text:
+                json.dump(document(snapshot, death), text, indent=2)
+                text.write("\n")
+        except OSError:
+            os.unlink(hidden, dir_fd=place)
+            raise
         os.rename(hidden, name, src_dir_fd=place, dst_dir_fd=place)
         _remove_old(place)
         return folder / name

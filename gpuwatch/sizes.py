@@ -11,7 +11,8 @@ def size_text(number: float) -> str:
     """``2 GiB``, ``1.5 KiB``, ``12 B``: three digits, by powers of two."""
     for unit, scale in UNITS.items():
         if abs(number) >= scale:
-            return f"{number / scale:.3g} {unit}"
+            units = number / scale
+            return f"{units:.0f} {unit}" if abs(units) >= 999.5 else f"{units:.3g} {unit}"
     return f"{number:.0f} B"
 
 
