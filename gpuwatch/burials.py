@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from gpuwatch import aside
 from gpuwatch.death import Death
+from gpuwatch.layout import POST_MORTEMS
 from gpuwatch.oomkill import written_down
 from gpuwatch.reader import Snapshot
 
@@ -33,6 +35,8 @@ class Burials:
         self._held: set[Path] = set()
         self._complaints: set[str] = set()
         self._again = -math.inf
+        with contextlib.suppress(OSError):  # said when it is needed
+            (directory / POST_MORTEMS).mkdir(mode=0o700, exist_ok=True)  # now: later it may be another user's
 
     def hold(self, dead: Sequence[Snapshot]) -> None:
         """Bury those that are not buried yet; a user's together: a record that fails is nobody else's trouble."""

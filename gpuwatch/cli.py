@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gpuwatch import service
 from gpuwatch.commands import UsageError, add_commands, add_directory
 from gpuwatch.config import DEFAULT_PORT, record_directory
 from gpuwatch.follower import header
@@ -213,11 +214,20 @@ def _heads(directory: Path) -> tuple[list[Snapshot], list[tuple[str, str]]]:
     try:
         heads, rejected = read_all(directory, header)
     except OSError as error:
-        raise UsageError(f"cannot read the directory of records {directory}: {error.strerror}") from None
+        raise UsageError(f"cannot read the directory of records {directory}: {_and_now(error, directory)}") from None
     if not heads:
         _say_skipped(rejected, directory)
         raise RunError(nothing_in(directory))
     return heads, rejected
+
+
+def _and_now(error: OSError, directory: Path) -> str:
+    """Why a directory cannot be listed, and what there is instead."""
+    if not isinstance(error, PermissionError):
+        return error.strerror or str(error)
+    page = service.running(directory)
+    shown = f"see {page}" if page else "a daemon (`gpuwatch serve`) shows what is in it"
+    return f"{error.strerror}; {shown}, or keep records of your own: set GPUWATCH_DIR when you train"
 
 
 def _whole(heads: Sequence[Snapshot], rejected: list[tuple[str, str]], directory: Path) -> list[Snapshot]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch import cli, service
 from gpuwatch.cli import main, parser
 from gpuwatch.layout import SCHEMA_AT, State
 from gpuwatch.reader import Snapshot, read
@@ -130,6 +131,20 @@ def test_a_directory_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pyt
     file.touch()
     assert main(["report", "--dir", str(file)]) == 2
     assert f"cannot read the directory of records {file}: Not a directory" in one_line(capsys)
+
+
+def test_a_directory_that_only_the_daemon_lists_says_where_to_look(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(path: Path, look: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(cli, "read_all", denied)
+    assert main(["report"]) == 2
+    assert "Permission denied; a daemon (`gpuwatch serve`) shows what is in it, or keep records" in one_line(capsys)
+    monkeypatch.setattr(service, "running", lambda directory: "http://127.0.0.1:9847/")
+    assert main(["report"]) == 2
+    assert "Permission denied; see http://127.0.0.1:9847/, or keep records of your own" in one_line(capsys)
 
 
 def test_corrupt_records_are_skipped_counted_and_named(records: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def change(gpus: Path, *lines: str) -> None:
 
 def test_the_routes_answer(served: Daemon) -> None:
     assert served.get("/-/healthy").text == "healthy\n"
-    assert served.get("/-/ready").text.startswith("ready\nrecords: 0, with all else 1 files of ")
+    assert served.get("/-/ready").text.startswith("ready\nrecords: 0, with all else 2 files of ")
     assert served.get("/nothing").status == 404
     page = served.get("/")
     assert page.status == 200
@@ -221,6 +221,10 @@ def test_what_is_in_the_way_of_post_mortems_is_said_once_and_the_daemon_goes_on(
         code, errors = served.stop()
     assert code == 0
     assert errors == f"gpuwatch: cannot write post-mortems into {records}: File exists\n"
+
+
+def test_the_place_of_post_mortems_is_taken_before_somebody_else_can(records: Path, served: Daemon) -> None:
+    assert (records / "post-mortem").stat().st_mode & 0o7777 == 0o700
 
 
 # -- one daemon per directory ------------------------------------------------------------------------------------------
