@@ -271,7 +271,8 @@ class Dying(Dataset):
 
 
 try:
-    for _ in DataLoader(Dying(), 1, num_workers=2):
+    # Lists need no descriptor from the worker: else torch may find the connection reset, or say so, as it happens.
+    for _ in DataLoader(Dying(), 1, num_workers=2, collate_fn=list):
         {loop}
 except RuntimeError as error:
     print(re.sub(r"[0-9]+[)]", "PID)", str(error)), flush=True)
