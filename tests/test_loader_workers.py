@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import gpuwatch
 from gpuwatch.catalog import (
@@ -301,6 +303,32 @@ def test_a_worker_that_dies_is_named_and_the_exception_is_the_same(name: str, pr
     assert seen.where == "worker 1" and seen.magnitude == number
     assert words in seen.evidence and "/dev/shm" in seen.evidence and re.search(r"pid \d+", seen.evidence)
     assert snapshot.values[WORKER_DEATHS.name] == 1
+
+
+def test_a_death_is_told_where_torch_only_found_the_connection_gone() -> None:
+    """As when the worker still wrote its core: torch took it for alive."""
+    with gpuwatch.attach(nn.Linear(1, 1)) as watch:
+        assert watch._run is not None
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else torch's handler speaks first
+        try:
+            iterator = iter(DataLoader(TensorDataset(torch.arange(40)), 1, num_workers=1))
+            next(iterator)
+            (worker,) = iterator._workers  # type: ignore[attr-defined]
+            gone = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+            watch._run.session.loading.note_death(gone)
+            assert not watch._run.session.snapshot().values.get(WORKER_DEATHS.name), "of somebody else"
+            os.kill(worker.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+            watch._run.session.loading.note_death(gone)
+            snapshot = watch._run.session.snapshot()
+            with pytest.raises(RuntimeError, match="exited unexpectedly"):
+                list(iterator)
+            assert worker.exitcode == -signal.SIGKILL, "its status was left for torch"
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        assert watch._run.session.snapshot().values[WORKER_DEATHS.name] == 1, "told once"
+    (seen,) = [seen for seen in snapshot.observations if seen.rule == DIED]
+    assert seen.where == "worker 0" and seen.magnitude == 9 and "killed by SIGKILL" in seen.evidence
 
 
 def test_workers_that_end_with_the_epoch_are_no_deaths() -> None:

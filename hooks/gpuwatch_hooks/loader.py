@@ -154,7 +154,7 @@ def arrived(session: Session, watch: LoaderWatch, batch: object, wait: int, deli
 def died(session: Session) -> None:
     """No batch came: did a worker die?"""
     error = sys.exc_info()[1]
-    if isinstance(error, RuntimeError):
+    if isinstance(error, (RuntimeError, OSError, EOFError)):
         session.loading.note_death(error)
 
 

@@ -144,11 +144,15 @@ class LoadingProbe:
     @guarded("deaths")
     def note_death(self, error: BaseException) -> None:
         """An error came out of a loader, or ends the process: does it say that a worker died?"""
-        if not deaths.named(error) or self._dead.issuperset(deaths.named(error)):
+        if not (deaths.named(error) or deaths.cut_off(error)):
+            return
+        workers = {pid: number for watch in self.watches for pid, number in watch.workers.processes().items()}
+        dead = set(deaths.named(error)) or {pid for pid in workers if deaths.ended(pid)}
+        if self._dead.issuperset(dead):
             return
         living = [iterator for watch in self.watches for iterator in watch.living()]
-        workers = {pid: number for watch in self.watches for pid, number in watch.workers.processes().items()}
-        self._dead.update(deaths.note(self.record, workers, living, error))
+        deaths.note(self.record, workers, living, error, sorted(dead - self._dead))
+        self._dead |= dead
         self.record.values[self.record.series(WORKER_DEATHS.name)] = len(self._dead)
 
     # -- what is published -------------------------------------------------------------------------------------------
