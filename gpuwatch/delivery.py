@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import math
 import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from gpuwatch import means
 
 ROUNDS = 6
 """Of working out how much workers slow each other down; it hardly changes after that."""
@@ -61,7 +62,7 @@ def step_seconds(costs: Costs, cores: float, setting: Setting) -> float:
 
 def quickest(costs: Costs, cores: float, setting: Setting) -> float:
     """No step can be faster: the sum of what is done one after the other, what each worker does, what cores allow."""
-    making = statistics.fmean(costs.making)
+    making = means.mean(costs.making)
     if setting.workers == 0:
         return max(costs.training + making, (costs.training_cpu + costs.making_cpu) / cores)
     return max(
@@ -77,7 +78,7 @@ def crowded_costs(costs: Costs, cores: float, setting: Setting, pace: float) -> 
     By mean values: each of the others is ready to run for a share of a step; what runs beside them is slowed down as
     they share the cores. The shares depend on how much everything is slowed down, so that it takes a few rounds.
     """
-    making, training = statistics.fmean(costs.making), costs.training_cpu + costs.receiving
+    making, training = means.mean(costs.making), costs.training_cpu + costs.receiving
     worker_cpu = costs.making_cpu + costs.sending
     working = trained = 1.0  # times as long as alone: a worker on a core, training on a core
     for _ in range(ROUNDS):

@@ -8,11 +8,10 @@ over the history is the rate of those steps.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gpuwatch import loadercosts, window
+from gpuwatch import loadercosts, means, window
 from gpuwatch.catalog import (
     EPOCH_START_SECONDS,
     GC_PAUSE_SECONDS,
@@ -133,12 +132,12 @@ def slow_phase(rows: Sequence[Row]) -> str | None:
     if not slow:
         return None
     # Among the outliers are the machine's own hiccups: those far shorter than the usual outlier say nothing.
-    median = statistics.median(row[Column.TOTAL] for row in rows)
-    least = statistics.median(row[Column.TOTAL] - median for row in slow) / 2
+    median = means.median(row[Column.TOTAL] for row in rows)
+    least = means.median(row[Column.TOTAL] - median for row in slow) / 2
     slow = [row for row in slow if row[Column.TOTAL] - median >= least]
     # The wait is known of every step: it alone can be told from the rest where few of them were looked at.
     wait = _median_of(slow, "data") - _median_of(rows, "data")
-    excess = statistics.median(row[Column.TOTAL] for row in slow) - median
+    excess = means.median(row[Column.TOTAL] for row in slow) - median
     return _grown_most(rows, slow) or ("data" if wait > excess / 2 else "compute")
 
 
@@ -184,7 +183,7 @@ def phase_sums(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _median_of(rows: Sequence[Row], phase: str) -> float:
-    return statistics.median(phase_seconds(row, phase) for row in rows)
+    return means.median(phase_seconds(row, phase) for row in rows)
 
 
 def _taken_back(rows: Sequence[Row], history: Mapping[str, Samples], now: float) -> dict[str, Samples]:

@@ -6,10 +6,10 @@ cores are reckoned with once, in the model. Where an input is missing there is n
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpuwatch import means
 from gpuwatch.catalog import (
     BATCHES,
     CPU_WAIT_SECONDS,
@@ -105,9 +105,9 @@ def mean_step(steps: Steps, batches: float) -> MeanStep | None:
         return None
     training = sorted(total - wait for total, wait in known)[: -max(1, len(known) // 50)]
     return MeanStep(
-        total=statistics.fmean(total for total, _ in known),
-        waiting=statistics.fmean(wait for _, wait in known),
-        training=statistics.fmean(training),
+        total=means.mean(total for total, _ in known),
+        waiting=means.mean(wait for _, wait in known),
+        training=means.mean(training),
         batches=batches,
     )
 
@@ -142,7 +142,7 @@ def batch_costs(values: Mapping[str, float], step: MeanStep, run_seconds: float,
     making_cpu, cores = values.get(LOADER_BATCH_CPU_SECONDS.name), values.get(TRAINING_CORES.name)
     if not measured or making_cpu is None or cores is None or not sane(making_cpu, cores, run_seconds):
         return None
-    mean = statistics.fmean(measured)
+    mean = means.mean(measured)
     # For each second of CPU time the training thread waited this long for a core.
     delay = max(0.0, values.get(CPU_WAIT_SECONDS.name, 0.0)) / (cores * run_seconds) if cores * run_seconds else 0.0
     cpu = cores * step.total / step.batches

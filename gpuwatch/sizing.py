@@ -6,10 +6,10 @@ Everything is for one batch and in seconds; how long a step takes is :mod:`gpuwa
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gpuwatch import means
 from gpuwatch.delivery import Costs, Setting, cpu_seconds, quickest, step_seconds
 
 WORKERS_PER_CORE = 4
@@ -74,7 +74,7 @@ def advice_for(costs: Costs, room: Room, setting: Setting, wait_ratio: float) ->
     return Advice(
         setting=setting,
         wait_ratio=wait_ratio,
-        making=statistics.fmean(costs.making),
+        making=means.mean(costs.making),
         affordable=affordable(costs, room, setting),
         needed_cores=needed_cores(costs),
     )
@@ -139,7 +139,7 @@ def affordable(costs: Costs, room: Room, present: Setting) -> float | None:
     The CPU part is taken to shrink along with the whole. 0 where training alone takes all the cores.
     """
     pace = GOOD_ENOUGH * (costs.training + costs.receiving)
-    making = statistics.fmean(costs.making)
+    making = means.mean(costs.making)
     by_workers = most_workers(room, present) * pace - costs.sending
     left = room.cores * pace - costs.training_cpu - costs.sending - costs.receiving
     by_cores = making * left / costs.making_cpu if costs.making_cpu > 0 else math.inf

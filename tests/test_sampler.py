@@ -40,3 +40,15 @@ def test_five_minutes_are_kept_and_take_no_more_room_with_time() -> None:
     assert samples[-1] == (float(last - 1), float(last - 1))
     assert KEPT_SAMPLES <= len(samples) < KEPT_SAMPLES + DROPPED_SAMPLES
     assert samples[0][0] == last - len(samples)
+
+
+def test_a_number_that_changes_late_has_its_whole_past() -> None:
+    past = Past()
+    for second in range(KEPT_SAMPLES + DROPPED_SAMPLES + 5):
+        past.add(float(second), replace(READING, power_watts=600.0 if second < 300 else 500.0, pcie_width=16))
+    history = Past.of(past.told()).history()
+    assert history == past.history()
+    known = history["gpuwatch_gpu_power_watts"]
+    assert known[0] == (float(DROPPED_SAMPLES), 600.0) and known[-1][1] == 500.0
+    assert [number for at, number in known if at == 299] == [600.0] and len(known) == KEPT_SAMPLES + 5
+    assert {number for _, number in history["gpuwatch_gpu_pcie_width_lanes"]} == {16.0}

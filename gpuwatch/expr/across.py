@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuwatch import means
 from gpuwatch.expr.series import History, Samples, series_key
 from gpuwatch.expr.tree import Expr
 
@@ -22,8 +22,8 @@ _PYTHON: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
     "sum": math.fsum,
-    "avg": statistics.fmean,
-    "median": statistics.median,
+    "avg": means.mean,
+    "median": means.median,
     "count": len,
 }
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
