@@ -186,7 +186,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(json.dumps(comparison, indent=2, allow_nan=False))
     else:
         show(rendered(comparison, sys.stdout.encoding))
-    return FOUND if arguments.fail_on_regression and comparison["regressions"] else DONE
+    if arguments.fail_on_regression and comparison["regressions"]:
+        return FOUND
+    if arguments.fail_on_regression and comparison["not_compared"]:
+        raise UsageError(f"cannot judge: {'; '.join(comparison['not_compared'])}")
+    return DONE
 
 
 def _run(name: str | None, directory: Path) -> list[Snapshot]:
@@ -198,14 +202,14 @@ def _run(name: str | None, directory: Path) -> list[Snapshot]:
 def _run_or_record(name: str, directory: Path) -> list[Snapshot]:
     """A run by its name, or by the file of one of its records (kept by an earlier build, say)."""
     path = Path(name)
-    if path.suffix != SUFFIX:
+    if path.suffix != SUFFIX and not (name and os.sep in name and path.exists()):
         return _run(name, directory)
-    if not path.is_file():
+    if path.suffix != SUFFIX or not path.is_file():
         raise UsageError(f"no record {path}: expected the name of a run or a file that ends in {SUFFIX}")
     try:
         record = header(path)
     except (OSError, RecordError) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UsageError(f"{path}: {error.strerror}" if isinstance(error, OSError) else str(error)) from None
     heads, rejected = _heads(path.parent)
     return _whole(started_together(record, heads), rejected, path.parent)
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpuwatch.catalog import DEVICE_ACTIVE_PEAK, HOST_PEAK, LOADER_WORKERS
 from gpuwatch.cli import main
+from gpuwatch.layout import State
 from gpuwatch.limits import REGRESSION_MEMORY_RATIO, REGRESSION_STEP_RATIO, REGRESSION_WAIT_POINTS
 from gpuwatch.report import bootstrap
 from gpuwatch.report.comparison import compare
@@ -112,6 +113,19 @@ class TestComparison:
         comparison = self.compared(records, steps=20, step=step(forward=0.1))
         assert comparison["step_seconds"]["verdict"] == "not known"  # type: ignore[index]
         assert comparison["regressions"] == []
+        assert comparison["not_compared"] == [
+            "step time: new has 20 steps, 10 of which count; 40 are needed, after 10 to warm up"
+        ]
+
+    @pytest.mark.parametrize(("state", "words"), [(State.EXCEPTION, "ended by an exception"), (None, "gone without")])
+    def test_a_run_that_broke_off_is_worse_than_one_that_did_not(
+        self, state: State | None, words: str, records: Path
+    ) -> None:
+        comparison = self.compared(records, state=state)
+        sentence = str(comparison["regressions"])
+        assert sentence.startswith("['it broke off after 200 steps: ") and words in sentence
+        both = compare(find_run(records, "new"), find_run(records, "new"))
+        assert both["regressions"] == [] and both["same_run"]
 
     def test_settings_that_differ_are_named_and_others_are_not(self, records: Path) -> None:
         comparison = self.compared(records, values={LOADER_WORKERS.name: 4}, identity={"torch": "2.12.0"})
@@ -143,6 +157,14 @@ class TestCommand:
         assert main(["compare", "old", "new", "--fail-on-regression"]) == 1
         assert main(["compare", "new", "old", "--fail-on-regression"]) == 0
 
+    def test_what_cannot_be_judged_has_not_passed(self, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        write_run(records, "old")
+        write_run(records, "short", steps=20)
+        assert main(["compare", "old", "short"]) == 0
+        assert "No regression in what can be compared." in capsys.readouterr().out
+        assert main(["compare", "old", "short", "--fail-on-regression"]) == 2
+        assert "cannot judge: step time: short has 20 steps" in capsys.readouterr().err
+
     def test_json_has_the_same_content(self, records: Path, capsys: pytest.CaptureFixture[str]) -> None:
         write_run(records, "old")
         write_run(records, "new")
@@ -165,6 +187,8 @@ class TestCommand:
         assert "no run 'absent'" in one_line(capsys)
         assert main(["compare", "old", str(records / "absent.gpw")]) == 2
         assert "no record" in one_line(capsys)
+        assert main(["compare", "old", str(records)]) == 2
+        assert "expected the name of a run or a file" in one_line(capsys)
         (records / "broken.gpw").write_bytes(b"nonsense")
         assert main(["compare", str(records / "broken.gpw"), "old"]) == 2
         assert "broken.gpw" in one_line(capsys)

@@ -44,9 +44,29 @@ def test_a_rank_that_is_slow_no_more_is_seen_to_be_by_rare_looks(record: RecordW
     write(ledger, 1, 64, forward=20)
     own.publish({})
     assert forward_of(record) == pytest.approx(0.020)
-    write(ledger, 65, 32 * (LOOKED_STEPS // 2 + 1), forward=1, every=32)
+    write(ledger, 65, 32 * (3 * LOOKED_STEPS // 4), forward=1, every=32)
     own.publish({})
     assert forward_of(record) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize("block", [1, 2, 5, 20])
+def test_a_rank_that_is_slow_by_turns_takes_as_long_as_its_mean_step(block: int, record: RecordWriter) -> None:
+    ledger = Ledger(record)
+    for number in range(11, 91):
+        write(ledger, number, 1, forward=20 if number // block % 2 else 4)
+        if number >= 55 and block < 20:
+            OwnWork(record, ledger.looked).publish({})
+            assert forward_of(record) == pytest.approx(0.012, abs=0.0025)
+    OwnWork(record, ledger.looked).publish({})
+    assert forward_of(record) == pytest.approx(0.012, abs=0.0025)
+
+
+def test_now_and_then_a_long_step_is_not_the_usual_one(record: RecordWriter) -> None:
+    ledger = Ledger(record)
+    for number in range(11, 91):
+        write(ledger, number, 1, forward=900 if number % 10 == 0 else 4)
+    OwnWork(record, ledger.looked).publish({})
+    assert forward_of(record) == pytest.approx(0.004)
 
 
 def test_the_sum_is_of_what_is_known(record: RecordWriter) -> None:

@@ -8,7 +8,8 @@ OWN_SECONDS = rank_metric(
     "own_seconds",
     "gauge",
     "seconds",
-    "Median time of a step that the rank spends on work of its own, by phase: waits for other ranks are left out.",
+    "Usual time of a step (the mean of the middle half) that the rank spends on work of its own, by phase: waits for "
+    "other ranks are left out.",
     "phase",
 )
 OWN_STEP_SECONDS = rank_metric("own_step_seconds", "gauge", "seconds", "The same over all phases that are known.")
@@ -16,7 +17,7 @@ DDP_SECONDS = rank_metric(
     "ddp_seconds",
     "gauge",
     "seconds",
-    "Median of what DistributedDataParallel measures of itself: communication, and its overlap with backward.",
+    "Usual times that DistributedDataParallel measures of itself: communication, and its overlap with backward.",
     "part",
 )
 GRADIENT_SYNCS = rank_metric(

@@ -19,6 +19,7 @@ from gpuwatch.limits import REGRESSION_MEMORY_RATIO, REGRESSION_STEP_RATIO, REGR
 from gpuwatch.reader import Snapshot
 from gpuwatch.report import bootstrap
 from gpuwatch.report.document import document
+from gpuwatch.report.judgeable import bad_end, the_same, too_short
 from gpuwatch.report.shape import Document
 
 FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "no difference", "not known"
@@ -74,7 +75,10 @@ class Findings(TypedDict):
 
 
 class Comparison(TypedDict):
-    """Two runs side by side. ``regressions`` are sentences; none when nothing got worse beyond the limits."""
+    """Two runs side by side. ``regressions`` are sentences; none when nothing got worse beyond the limits.
+
+    ``not_compared`` says what could not be judged, and why; ``same_run`` that there is nothing to judge.
+    """
 
     before: str
     after: str
@@ -86,6 +90,8 @@ class Comparison(TypedDict):
     settings: list[Setting]
     findings: Findings
     regressions: list[str]
+    not_compared: list[str]
+    same_run: bool
 
 
 def compare(before: Sequence[Snapshot], after: Sequence[Snapshot]) -> Comparison:
@@ -106,8 +112,10 @@ def compare(before: Sequence[Snapshot], after: Sequence[Snapshot]) -> Comparison
         "settings": _settings(before[0], after[0]),
         "findings": _findings(first, second),
         "regressions": [],
+        "not_compared": too_short((first, second), (_most(before), _most(after))),
+        "same_run": the_same(first, second),
     }
-    comparison["regressions"] = _regressions(comparison)
+    comparison["regressions"] = [*bad_end(first, second), *_regressions(comparison)]
     return comparison
 
 
@@ -115,6 +123,11 @@ def _rows(snapshots: Sequence[Snapshot]) -> list[tuple[float, ...]]:
     """The settled steps of the slowest rank: the others wait for it."""
     known = [rows for snapshot in snapshots if len(rows := settled(snapshot.ring)) >= FEWEST_STEPS]
     return max(known, key=lambda rows: statistics.median(row[Column.TOTAL] for row in rows), default=[])
+
+
+def _most(snapshots: Sequence[Snapshot]) -> int:
+    """Settled steps of the rank that has most of them."""
+    return max(len(settled(snapshot.ring)) for snapshot in snapshots)
 
 
 def _phases(rows: Sequence[tuple[float, ...]]) -> dict[str, float]:

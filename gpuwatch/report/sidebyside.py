@@ -33,6 +33,8 @@ def rendered(comparison: Comparison, encoding: str = "utf-8") -> RenderableType:
     if comparison["regressions"]:
         parts.append(Text("Regressions", "bold red"))
         parts += [Padding(Text(printable(sentence)), (0, 0, 0, 2)) for sentence in comparison["regressions"]]
+    elif comparison["not_compared"]:
+        parts.append(Text("No regression in what can be compared.", "bold"))
     else:
         parts.append(Text("No regression.", "bold"))
     return Group(*parts)
@@ -40,8 +42,12 @@ def rendered(comparison: Comparison, encoding: str = "utf-8") -> RenderableType:
 
 def _verdict(comparison: Comparison) -> str:
     step = comparison["step_seconds"]
+    if comparison["same_run"]:
+        return "Both are the same run: what differs is chance."
     if step["verdict"] == UNKNOWN or step["ratio"] is None or step["interval"] is None:
-        return "Step time cannot be compared: one of the runs has too few steps."
+        return "\n".join(
+            printable(f"Not compared: {reason}.") for reason in comparison["not_compared"] or ["step time"]
+        )
     low, high = step["interval"]
     return (
         f"Step time: {step['verdict']}; median {said(step['before'], 'seconds')} -> {said(step['after'], 'seconds')}, "

@@ -27,7 +27,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.ownwork import OwnWork
+from gpuwatch_hooks.ownwork import OwnWork, usual
 from gpuwatch_hooks.wrappers import Wrappers
 
 SAMPLED_AT_FIRST = 12
@@ -170,24 +170,24 @@ class DistributedProbe:
 
     def _write_samples(self) -> None:
         for part in _PARTS:
-            median = self._median(part)
-            if median is not None and not self.alone:
-                self._write(DDP_SECONDS.name, median, part=part)
+            seconds = self._usual(part)
+            if seconds is not None and not self.alone:
+                self._write(DDP_SECONDS.name, seconds, part=part)
         if len(self._buffers) >= FEWEST_SAMPLES:
-            self._write(DDP_SECONDS.name, statistics.median(self._buffers), part="buffers")
+            self._write(DDP_SECONDS.name, usual(self._buffers), part="buffers")
 
-    def _median(self, part: str) -> float | None:
+    def _usual(self, part: str) -> float | None:
         samples = self._samples[part]
-        return statistics.median(samples) if len(samples) >= FEWEST_SAMPLES else None
+        return usual(samples) if len(samples) >= FEWEST_SAMPLES else None
 
     def _publish_own(self) -> None:
         known: dict[str, float | None] = {}
         if self.wrappers.wrapped():
-            known["backward"] = self._median("backward")
-            forward = self.own.median("forward")
+            known["backward"] = self._usual("backward")
+            forward = self.own.usual("forward")
             if self.record.identity.get("device") != "cpu":
-                forward = self._median("forward")  # by the device's clock; the host only issues the work
-            buffers = statistics.median(self._buffers) if self._buffers else 0.0
+                forward = self._usual("forward")  # by the device's clock; the host only issues the work
+            buffers = usual(self._buffers) if self._buffers else 0.0
             known["forward"] = None if forward is None else forward - buffers
         if self.wrappers.waits_within:
             known["forward"] = known["backward"] = None

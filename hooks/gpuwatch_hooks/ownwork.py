@@ -25,21 +25,32 @@ class OwnWork:
         self._steps = steps
 
     def publish(self, known: dict[str, float | None]) -> None:
-        """Write the medians by phase. ``known`` are phases in which waits were told from work; None leaves one out."""
+        """Write what is usual by phase. ``known`` are phases in which waits were told from work; None leaves one out."""
         if len(self._steps) < FEWEST_STEPS:
             return
         own: dict[str, float] = {}
         for phase in PHASES:
             seconds = [spent[phase] for spent in self._steps if phase in spent]
-            measured = known[phase] if phase in known else statistics.median(seconds) if seconds else None
+            measured = known[phase] if phase in known else usual(seconds) if seconds else None
             if measured is not None:
                 own[phase] = max(0.0, measured)
         values = self.record.values
-        for phase, median in own.items():
-            values[self.record.series(OWN_SECONDS.name, phase=phase)] = median
+        for phase, measured in own.items():
+            values[self.record.series(OWN_SECONDS.name, phase=phase)] = measured
         values[self.record.series(OWN_STEP_SECONDS.name)] = sum(own.values())
 
-    def median(self, phase: str) -> float | None:
-        """Median seconds of a phase, waits and all."""
+    def usual(self, phase: str) -> float | None:
+        """Usual seconds of a phase, waits and all."""
         seconds = [spent[phase] for spent in self._steps if phase in spent]
-        return statistics.median(seconds) if seconds else None
+        return usual(seconds) if seconds else None
+
+
+def usual(seconds: Sequence[float]) -> float:
+    """The mean of the middle half.
+
+    Of ranks that are slow by turns, each in every other step, a median is that of the slow steps or of the quick ones,
+    as it happens; a mean of all would be that of one checkpoint.
+    """
+    ordered = sorted(seconds)
+    aside = len(ordered) // 4
+    return statistics.fmean(ordered[aside : len(ordered) - aside])
