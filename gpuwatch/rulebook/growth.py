@@ -88,7 +88,7 @@ RULES = (
         title="The process opens more and more descriptors",
         severity="warn",
         scope="rank",
-        when=observed("leak-fds") >= 64,
+        when=observed("leak-fds") >= 24,
         value=Quantity("growth", observed("leak-fds"), "count"),
         quantities=(Quantity("open", OPEN_DESCRIPTORS, "count"),),
         because=(
@@ -106,6 +106,11 @@ RULES = (
             Example(
                 "a file at every step", {observation("leak-fds", ""): flat(300), OPEN_DESCRIPTORS.name: flat(700)}, True
             ),
+            Example(
+                "a file at every third step",
+                {observation("leak-fds", ""): flat(28), OPEN_DESCRIPTORS.name: flat(110)},
+                True,
+            ),
             Example("a few loaders", {observation("leak-fds", ""): flat(12), OPEN_DESCRIPTORS.name: flat(60)}, False),
         ),
     ),
@@ -114,11 +119,11 @@ RULES = (
         title="Hooks are put on a module again and again",
         severity="warn",
         scope="rank",
-        when=observed("leak-hooks") >= 4,
+        when=observed("leak-hooks") >= 3,
         value=Quantity("hooks", observed("leak-hooks"), "count"),
         because=(
-            "The number of hooks on a module rose at least four times during the run and never fell. Each of them runs "
-            "at every call, and keeps alive what it refers to."
+            "The number of hooks on a module rose at least three times during the run and never fell. Each of them "
+            "runs at every call, and keeps alive what it refers to."
         ),
         evidence="{hooks} hooks were added since the run's first steps",
         fix="Keep the handle that `register_*_hook` returns and call `handle.remove()` when it has done its work; "
@@ -129,7 +134,7 @@ RULES = (
         observed=True,
         examples=(
             Example("one at every epoch", {observation("leak-hooks", "encoder"): flat(9)}, True),
-            Example("a few at the start", {observation("leak-hooks", "encoder"): flat(3)}, False),
+            Example("two at the start", {observation("leak-hooks", "encoder"): flat(2)}, False),
         ),
     ),
 )

@@ -100,7 +100,7 @@ RULES = (
         severity="warn",
         scope="rank",
         # A log of small results grows too, and is meant to; what matters grows by the size of a batch.
-        when=observed("leak-tensors") >= 32768,
+        when=observed("leak-tensors") >= HOST_GROWTH_BYTES,
         value=Quantity("growth", observed("leak-tensors"), "bytes"),
         because=(
             "Tensors are added to it and never removed. A slice keeps the whole storage it was cut from; a buffer that "

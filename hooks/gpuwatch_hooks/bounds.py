@@ -23,13 +23,16 @@ from gpuwatch_hooks.namespace import is_own_module
 
 TRIMMED, EMPTIED = "trimmed", "emptied"
 _TRIMS = frozenset({"pop", "popleft", "popitem", "remove", "discard"})
-_JOINS = frozenset({"cat", "concat", "concatenate", "vstack", "hstack", "append", "pad", "dstack"})
+JOINS = frozenset({"cat", "concat", "concatenate", "vstack", "hstack", "append", "pad", "dstack"})
 _CAPACITY = re.compile(
     r"_*([A-Za-z]+__)?(capacity|maxlen|maxsize|max_size|max_items|max_entries|max_length|max_history"
     r"|(buffer|queue|cache|memory|bank|pool|replay|window|history)_size)$"
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _BRACKETS = re.compile(r"\[[^\]]*\]|<[^>]*>|\([^)]*\)")
+
+_ONCE = frozenset({"__init__", "__new__", "__post_init__", "<module>"})
+_GROWS = frozenset({"append", "appendleft", "add", "extend", "setdefault"})
 
 MOST_CODES = 512
 MOST_INSTRUCTIONS = 4_000
@@ -66,16 +69,16 @@ def identifier(name: str) -> str:
 
 def shrinks(name: str, codes: Iterable[CodeType], owner: Any, is_list: bool) -> str:
     """Whether code of the user's trims or empties what goes by this identifier; an empty text when none does."""
-    kinds = {kind for code in _related(codes, owner) for kind in _shrinking(code, name, is_list)}
+    kinds = {kind for code in related(codes, owner) for kind in _shrinking(code, name, is_list)}
     return TRIMMED if TRIMMED in kinds else EMPTIED if EMPTIED in kinds else ""
 
 
 def joins(name: str, codes: Iterable[CodeType], owner: Any) -> bool:
     """Whether code of the user's assigns to this identifier what it held before, joined with something."""
-    return any(_joining(code, name) for code in _related(codes, owner))
+    return any(_joining(code, name) for code in related(codes, owner))
 
 
-def _related(codes: Iterable[CodeType], owner: Any) -> Iterator[CodeType]:
+def related(codes: Iterable[CodeType], owner: Any) -> Iterator[CodeType]:
     """All code within these, and in the methods of the owner's class."""
     kind = owner if issubclass(type(owner), type) else type(owner)
     methods = [
@@ -97,14 +100,14 @@ def _related(codes: Iterable[CodeType], owner: Any) -> Iterator[CodeType]:
 
 @functools.lru_cache(maxsize=512)
 def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
-    if not _mentions(code, name):
+    if not mentions(code, name):
         return ()
-    steps = _instructions(code)
+    steps = instructions(code)
     found = []
     stores = []
     appended = assigned = loaded = sliced = False
     for place, step in enumerate(steps):
-        if step.opname.startswith("STORE_") and _names(step, name):
+        if step.opname.startswith("STORE_") and names(step, name):
             if loaded and sliced:
                 found.append(TRIMMED)  # what it held before, but for some
             elif not loaded:
@@ -112,7 +115,7 @@ def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
         if step.opname.startswith(("STORE_", "POP_TOP")):
             loaded = sliced = False
         sliced = sliced or "SLICE" in step.opname
-        if not _loads(step, name):
+        if not loads(step, name):
             continue
         loaded = True
         following = steps[place + 1 : place + 1 + WITHIN]
@@ -123,57 +126,96 @@ def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
             found.append(EMPTIED)
         appended = appended or method == "append"
         assigned = assigned or _before_statement_ends(following, "STORE_SUBSCR", "STORE_SLICE")
-    if is_list and appended and assigned:
-        found.append(TRIMMED)  # a ring: appended to until it is full
+    if (is_list and appended and assigned) or _capped(steps, name):
+        found.append(TRIMMED)  # a ring, or the first few: appended to until it is full
     if _emptied_by(stores, steps, code):
         found.append(EMPTIED)
     return tuple(found)
 
 
 def _emptied_by(stores: list[dis.Instruction], steps: list[dis.Instruction], code: CodeType) -> bool:
-    """Whether one of the assignments is another than the first: in a loop, or in a method that is no constructor."""
+    """Whether one of the assignments is another than the first: in a loop, or in a method that is no constructor.
+
+    A module's own code runs once.
+    """
     loops = [
         (step.argval, step.offset)
         for step in steps
         if "JUMP" in step.opname and type(step.argval) is int and step.argval < step.offset
     ]
     return any(
-        (step.opname == "STORE_ATTR" and code.co_name not in ("__init__", "__new__", "__post_init__"))
+        (step.opname == "STORE_ATTR" and code.co_name not in _ONCE)
         or any(first <= step.offset <= last for first, last in loops)
         for step in stores
     )
 
 
+def _capped(steps: list[dis.Instruction], name: str) -> bool:
+    """Whether it grows only where its length was found to be below something: ``if len(items) < most``."""
+    for place, step in enumerate(steps):
+        if step.argval != "len" or not step.opname.startswith("LOAD_"):
+            continue
+        ahead = steps[place + 1 : place + 1 + 3 * WITHIN]
+        jump = next((at for at, later in enumerate(ahead) if later.opname.endswith("IF_FALSE")), None)
+        if jump is None or not jump or "<" not in str(ahead[jump - 1].argval):
+            continue
+        if any(loads(later, name) for later in ahead[:jump]) and _grows_before(steps, place, ahead[jump].argval, name):
+            return True
+    return False
+
+
+def _grows_before(steps: list[dis.Instruction], place: int, end: int, name: str) -> bool:
+    """Whether something is put into it from here on, up to this offset."""
+    for step, method in zip(steps[place:], steps[place + 1 :], strict=False):
+        if step.offset >= end:
+            return False
+        if loads(step, name) and method.argval in _GROWS:
+            return True
+    return False
+
+
 @functools.lru_cache(maxsize=512)
 def _joining(code: CodeType, name: str) -> bool:
-    if not _mentions(code, name) or _JOINS.isdisjoint(code.co_names):
+    if not mentions(code, name) or JOINS.isdisjoint(code.co_names):
         return False
     loaded = joined = False
-    for step in _instructions(code):
+    for step in instructions(code):
         if step.opname.startswith("STORE_"):
-            if loaded and joined and _names(step, name):
+            if loaded and joined and names(step, name):
                 return True
             loaded = joined = False
         elif step.opname == "POP_TOP":
             loaded = joined = False
-        loaded = loaded or _loads(step, name)
-        joined = joined or (step.opname.startswith("LOAD_") and step.argval in _JOINS)
+        loaded = loaded or loads(step, name)
+        joined = joined or (step.opname.startswith("LOAD_") and step.argval in JOINS)
     return False
 
 
-def _mentions(code: CodeType, name: str) -> bool:
+def mentions(code: CodeType, name: str) -> bool:
+    """Whether a variable or an attribute of this name occurs in the code."""
     return any(name in names for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
 
 
-def _instructions(code: CodeType) -> list[dis.Instruction]:
+@functools.lru_cache(maxsize=1024)
+def uses_global(code: CodeType, name: str) -> bool:
+    """Whether a function uses the global variable of this name, and no local one or an attribute called so."""
+    return name in code.co_names and any(
+        step.argval == name and step.opname.endswith("_GLOBAL") for step in instructions(code)
+    )
+
+
+def instructions(code: CodeType) -> list[dis.Instruction]:
+    """Its instructions, if they are not too many; without the caches between."""
     return [step for step in islice(dis.get_instructions(code), MOST_INSTRUCTIONS) if step.opname != "CACHE"]
 
 
-def _loads(step: dis.Instruction, name: str) -> bool:
-    return step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST" and _names(step, name)
+def loads(step: dis.Instruction, name: str) -> bool:
+    """Whether an instruction reads what goes by this name."""
+    return step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST" and names(step, name)
 
 
-def _names(step: dis.Instruction, name: str) -> bool:
+def names(step: dis.Instruction, name: str) -> bool:
+    """Whether an instruction is about this name."""
     # Newer Pythons load or store two variables with one instruction.
     return step.argval == name or (type(step.argval) is tuple and name in step.argval)
 

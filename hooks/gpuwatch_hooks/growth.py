@@ -13,7 +13,7 @@ from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.memory import bytes_in_use
+from gpuwatch_hooks.in_use import InUse
 from gpuwatch_hooks.trend import Trend
 
 HOST_RULE = "leak-host"
@@ -33,17 +33,23 @@ EXPLAINED_SHARE = 0.5
 """Share of the growth that names must account for, so that it is theirs."""
 
 
+NAMED_SHARE = 0.25
+"""Share of the growth from which a container of texts or numbers is told of as its cause."""
+
+
 class GrowthProbe:
     """Reads bytes in use and follows their trend."""
 
-    def __init__(self, record: RecordWriter, clock: StepClock) -> None:
+    def __init__(self, record: RecordWriter, clock: StepClock, in_use: InUse) -> None:
         self.record = record
         self.clock = clock
+        self.in_use = in_use
         self.trend = Trend()
         self.varied = False
         self.rule = ""
         self.asking = False  # memory grows, and nobody has looked yet whether a variable fills up
         self.hint = ""  # code that may be the cause, where no name leads to it
+        self.holder = ("", 0.0)  # texts or numbers that pile up: what is said of them, and bytes a step
         self.rising = False  # the last few readings rose
         self._explained = 0.0
         self._explained_at = 0
@@ -56,7 +62,7 @@ class GrowthProbe:
         self.varied = self.varied or varying
         if not self.trend.due(step):
             return
-        used = bytes_in_use()
+        used = self.in_use.read()
         if used is not None:
             self.trend.add(step, used)
             growing = self.per_step()
@@ -72,6 +78,11 @@ class GrowthProbe:
             self._explained, self._explained_at = per_step, step
         self.asking = False
         self._answered = step
+
+    def spread(self, size: float) -> float:
+        """Bytes a step that so many may have added to the growth of the window."""
+        readings = self.trend.readings
+        return size / max(1, readings[-1][0] - readings[0][0]) if readings else 0.0
 
     def suspicious(self) -> bool:
         """Whether memory grew at the last few readings, and more looks would tell sooner."""
@@ -101,12 +112,21 @@ class GrowthProbe:
         growing = self.per_step()
         if self.asking or self._explained >= EXPLAINED_SHARE * growing:
             growing = 0.0
+        held, per_step = self.holder
+        growing = max(growing, per_step)
         if growing < HOST_GROWTH_BYTES and not self.rule:
             return
         self.rule = self.rule or (CYCLIC_RULE if uncollected_garbage() else HOST_RULE)
+        named = held if per_step >= NAMED_SHARE * growing else self.hint
+        # Small objects lie in Python's own arenas, which are not measured: what holds them may weigh more.
+        measured = self._measured() if self.per_step() >= EXPLAINED_SHARE * growing else ""
+        self.record.observe(self.rule, "", "; ".join(part for part in (measured, named) if part), growing)
+
+    def _measured(self) -> str:
+        if not self.trend.readings:
+            return ""
         first, last = self.trend.readings[0], self.trend.readings[-1]
-        evidence = f"{last[1] - first[1]:,.0f} bytes more in use at step {last[0]:,} than at step {first[0]:,}"
-        self.record.observe(self.rule, "", evidence + (f"; {self.hint}" if self.hint else ""), growing)
+        return f"{last[1] - first[1]:,.0f} bytes more in use at step {last[0]:,} than at step {first[0]:,}"
 
 
 def uncollected_garbage() -> bool:

@@ -6,7 +6,7 @@ import os
 import resource
 import weakref
 from collections.abc import Iterator
-from time import monotonic_ns
+from time import thread_time_ns
 
 import torch
 
@@ -22,14 +22,14 @@ HOOK_RULE = "leak-hooks"
 FEWEST_DESCRIPTORS = 16
 """Growth over a window below which nothing is said at all."""
 
-FEWEST_RISES = 4
+FEWEST_RISES = 3
 SETTLE_STEPS = 8
 EVERY_STEPS = 8
 DENSE_STEPS = 64
-LATER_STEPS = 64
+LATER_STEPS = 16
 SELDOM_STEPS = 256
 SLOW_NANOSECONDS = 1_000_000
-"""A count that takes longer is taken every :data:`SELDOM_STEPS` steps."""
+"""Two counts in a row that take longer: from then on they are taken every :data:`SELDOM_STEPS` steps."""
 
 MOST_MODULES = 20_000
 MOST_PLACES = 5
@@ -52,6 +52,7 @@ class HandleProbe:
         self.rises: dict[str, int] = {}
         self.said: set[str] = set()
         self._next_hooks = SETTLE_STEPS
+        self._slow = 0  # counts in a row that took long
 
     @guarded("handles")
     def publish(self) -> None:
@@ -69,9 +70,10 @@ class HandleProbe:
                 self.trend.add(step, count)
                 self._judge_descriptors(count)
         if step >= self._next_hooks:
-            began = monotonic_ns()
+            began = thread_time_ns()  # its own work: a busy machine is no reason to count more rarely
             self._count_hooks()
-            slow = monotonic_ns() - began > SLOW_NANOSECONDS
+            self._slow = self._slow + 1 if thread_time_ns() - began > SLOW_NANOSECONDS else 0
+            slow = self._slow >= 2
             self._next_hooks = step + (SELDOM_STEPS if slow else EVERY_STEPS if step < DENSE_STEPS else LATER_STEPS)
 
     def _judge_descriptors(self, count: int) -> None:

@@ -12,28 +12,38 @@ the run's time.
 from __future__ import annotations
 
 import itertools
-import os
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic_ns, thread_time_ns
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from gpuwatch.record import RecordWriter
-from gpuwatch.sizes import size_text
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.growth import GrowthProbe
 from gpuwatch_hooks.guard import log
-from gpuwatch_hooks.namespace import Root, Roots, stack_roots
+from gpuwatch_hooks.namespace import Root, Roots, own_codes, passes_through, stack_roots
 from gpuwatch_hooks.pace import DENSE_STEPS
 from gpuwatch_hooks.retention import RetentionProbe, marks_below
-from gpuwatch_hooks.suspects import KEPT_POINTS, Known, Point, Verdict, amounts, growing, judge, rose, shrank
+from gpuwatch_hooks.suspects import (
+    KEPT_POINTS,
+    Known,
+    Point,
+    Verdict,
+    amounts,
+    growing,
+    judge,
+    rose,
+    rose_tensors,
+    shrank,
+)
+from gpuwatch_hooks.telling import alike, bytes_per_step, growth_text, leak_text, most_telling, remembering, site_text
 from gpuwatch_hooks.walk import Holding, Key, Walk, code_of
-from gpuwatch_hooks.weights import Scale, graph_nodes, weigh_graph
+from gpuwatch_hooks.weights import graph_nodes
 
 GRAPH_RULE = "leak-graph-retained"
 TENSOR_RULE = "leak-tensors"
@@ -58,11 +68,16 @@ ASKED_NANOSECONDS = 5_000_000
 LONG_NANOSECONDS = 50_000_000
 """A search that took longer than this, in spite of its deadline, is told of."""
 
+TENSOR_BYTES = 370
+"""Host memory of a tensor beyond its elements."""
+
 MOST_NAMES = 4_096
 STALE_SEARCHES = 8
 """Searches that did not come to a name, after which it is forgotten."""
 
 MOST_SUSPECTS = 16
+MOST_PARAMETERS = 4
+NEVER = -2
 
 
 @dataclass(frozen=True)
@@ -101,11 +116,21 @@ class LeakProbe:
         self.said: dict[Key, tuple[str, str]] = {}
         self.epoch_steps: int | None = None  # of the last epoch that ended
         self._last_step = 0
+        self._thread = 0
+        self._codes: set[CodeType] = set()  # on the stack when an optimizer stepped
+        self._at_ask = NEVER  # the step of the last ask that came through an iterator of the user's own
         self._epoch_began = 0
         self._epochs = 0
 
     def look(self, frame: FrameType | None, around: Surroundings) -> None:
         """An optimizer has stepped during a look; ``frame`` is the innermost of the training thread."""
+        self._thread = threading.get_ident()
+        if not self._codes:
+            self._codes = own_codes(frame)
+        if self._at_ask < self.clock.steps - 1:  # else it is looked for when the next batch is asked for
+            self._search(frame, around)
+
+    def _search(self, frame: FrameType | None, around: Surroundings) -> None:
         step = self.clock.steps
         if around.epochs != self._epochs:
             self.epoch_steps = step - self._epoch_began if self._epochs and step > self._epoch_began else None
@@ -119,6 +144,8 @@ class LeakProbe:
         began = thread_time_ns()  # its own work: what a busy machine adds is not the search's doing
         walk = Walk(began + ONE_SEARCH_NANOSECONDS, around.parameter_ids)
         roots = stack_roots(frame)
+        if self._at_ask < step:
+            self._codes = own_codes(frame)
         for some in (roots.own, self._watched(), roots.modules):
             walk.search(some)
         # A trainer's frames may lead anywhere: a glance, and not with every search.
@@ -135,6 +162,17 @@ class LeakProbe:
         self.next_step = int(max(step + EVERY_AT_FIRST, step * (gap if step >= DENSE_STEPS else 1.0)))
         self._account(thread_time_ns() - began)
 
+    def asked(self, frame: FrameType | None, around: Surroundings) -> None:
+        """The training thread asks for a batch during a look; ``frame`` is its innermost.
+
+        An iterator of the user's own (a generator over the loader, a prefetcher) may have no name but in the ``for``
+        statement: its variables can be seen only while it asks. Then the search is made here.
+        """
+        if threading.get_ident() == self._thread:
+            self._at_ask = self.clock.steps if passes_through(frame, self._codes) else NEVER
+            if self._at_ask >= 0:
+                self._search(frame, around)
+
     def _account(self, spent: int) -> None:
         self.spent += spent
         if spent > LONG_NANOSECONDS and spent > self.longest:
@@ -145,12 +183,14 @@ class LeakProbe:
         models = [model for known in self.models if (model := known()) is not None]
         datasets = [dataset for known in self.datasets if (dataset := known()) is not None]
         return [
+            *(root for model in models for root in gradient_with_graph(model)),
             *(Root(type(model).__name__, model, f"{type(model).__name__} (object)") for model in models),
             *(Root(type(dataset).__name__, dataset, f"{type(dataset).__name__} (data set)") for dataset in datasets),
         ]
 
     def _compare(self, step: int, walk: Walk, roots: Roots, around: Surroundings) -> None:
         verdicts: dict[Key, Verdict] = {}
+        known: dict[Key, Known] = {}
         for key, holding in walk.found.items():
             if key not in self.points and len(self.points) >= MOST_NAMES:
                 continue
@@ -161,11 +201,18 @@ class LeakProbe:
                 points.clear()
             points.append(point)
             _, owner, function, in_data_set = walk.held[key]
-            known = Known(owner, [*roots.codes, *code_of(function)], around.varying, in_data_set, self.epoch_steps)
-            verdicts[key] = judge(holding, points, self.peaks.get(key, 0.0), known)
-        suspects = [key for key, verdict in verdicts.items() if verdict is Verdict.LEAK]
-        for key in self._most_telling(suspects):
-            self._say(key, walk, around)
+            codes = [*roots.codes, *code_of(function)]
+            known[key] = Known(owner, codes, roots.functions, around.varying, in_data_set, self.epoch_steps)
+            verdicts[key] = judge(holding, points, self.peaks.get(key, 0.0), known[key])
+        leaking = [key for key, verdict in verdicts.items() if verdict is Verdict.LEAK]
+        suspects = [key for key in leaking if walk.found[key].tensors]
+        like = alike(suspects, self.points)
+        for key, telling in most_telling(suspects, self.points):
+            if telling and key in like:
+                self._say(key, walk, around, known[key], like[key])
+            elif key in self.said:
+                self._take_back(key)
+        self._hint(walk, roots, [key for key in leaking if not walk.found[key].tensors], known)
         for key in [key for key in self.said if key in verdicts and key not in suspects]:
             self._take_back(key)
         self._forget(step, walk)
@@ -175,50 +222,30 @@ class LeakProbe:
         span: float | None = None
         if holding.reach is not None:
             reach, retention = holding.reach, self.retention
-            known = reach.oldest and retention.numbers
+            known = reach.newest and retention.numbers
             span = retention.step_of(reach.newest) - retention.step_of(reach.oldest) if known else reach.nodes
         size = holding.pinned_bytes
-        return Point(step, around.epochs, holding.length, holding.parts, size, span, holding.single)
+        return Point(step, around.epochs, holding.length, holding.parts, size, span, holding.single, holding.tensors)
 
-    def _most_telling(self, suspects: list[Key]) -> Iterator[Key]:
-        """Of a container and those within it: the inner one where most of the growth is its own, else the outer."""
-        for key in suspects:
-            rate = rose(self.points[key])
-            inner = [rose(self.points[other]) for other in suspects if is_part(other, key)]
-            outer = [rose(self.points[other]) for other in suspects if is_part(key, other)]
-            if any(part >= rate / 2 for part in inner) or any(rate < whole / 2 for whole in outer):
-                if key in self.said:
-                    self._take_back(key)
-                continue
-            yield key
+    def _hint(self, walk: Walk, roots: Roots, plain: list[Key], known: dict[Key, Known]) -> None:
+        """Tell the probe of host memory which texts or numbers pile up, and of code that remembers."""
+        self.growth.hint, self.growth.holder = remembering(roots), ("", 0.0)
+        largest = max(plain, key=lambda key: bytes_per_step(self.points[key]), default=None)
+        if largest is not None:
+            holding, points = walk.found[largest], self.points[largest]
+            text = f"{growth_text(holding, points)} in {holding.place}{site_text(holding, known[largest])}"
+            self.growth.holder = text, bytes_per_step(points)
 
-    def _say(self, key: Key, walk: Walk, around: Surroundings) -> None:
+    def _say(self, key: Key, walk: Walk, around: Surroundings, known: Known, others: int) -> None:
         if key not in self.said and len(self.said) >= MOST_SUSPECTS:
             return
         holding, points = walk.found[key], self.points[key]
-        first, last = points[0], points[-1]
-        steps = last.step - first.step
-        bytes_per_step = (last.pinned_bytes - first.pinned_bytes) / steps
-        scale = Scale(around.parameter_ids)
-        scale.weigh(walk.held[key].thing)
-        nodes, deadline = scale.graphs, thread_time_ns() + ASKED_NANOSECONDS
-        of_graphs = weigh_graph(nodes, around.parameter_ids, scale.storages, deadline) if nodes else 0.0
-        if holding.reach is not None:
-            what = f"`{holding.name}` carries a graph that goes back {last.span:,.0f} steps, +1 a step"
-        else:
-            of_graphs *= max(1.0, holding.tensors / max(1, len(nodes)))
-            series = amounts(points)
-            per_step = (series[-1] - series[0]) / steps
-            noun = "bytes" if holding.single else "elements"
-            what = (
-                f"`{holding.name}` ({holding.kind} of {holding.length:,}) holds {holding.tensors:,.0f} tensors / "
-                f"{size_text(holding.pinned_bytes)}, +{per_step:.3g} {noun} / {size_text(bytes_per_step)} a step"
-            )
-        if of_graphs >= 1024:
-            what += f"; the graphs keep about {size_text(of_graphs)} more"
+        unit = "steps" if self.retention.numbers else "operations"
+        what = leak_text(holding, walk.held[key], points, around.parameter_ids, known, unit)
+        what += f"; so do {others} more beside it" if others else ""
         rule = GRAPH_RULE if holding.graph else TENSOR_RULE
         # The graph rule counts steps whose graph is held, the tensor rule bytes a step.
-        magnitude = steps if holding.graph else bytes_per_step
+        magnitude = points[-1].step - points[0].step if holding.graph else bytes_per_step(points)
         # The place stays what it was when first said: it is a label, and a new one would be a new series.
         self.said.setdefault(key, (rule, f"{holding.name} ({holding.kind}) in {holding.place}"))
         self.record.observe(*self.said[key], what, magnitude)
@@ -231,7 +258,7 @@ class LeakProbe:
         """Names that are gone, and after searches that ran out of time those that were not met for long."""
         stale = self.searches % STALE_SEARCHES == 0
         oldest = min((points[-1].step for points in self.points.values()), default=0) if stale else -1
-        for key in [key for key in self.points if key not in walk.found]:
+        for key in [key for key in self.points if key not in walk.found and key not in walk.unsure]:
             if walk.complete or (stale and self.points[key][-1].step <= max(oldest, step - 4 * DENSE_STEPS)):
                 del self.points[key]
                 self.peaks.pop(key, None) if not walk.complete else None
@@ -242,13 +269,16 @@ class LeakProbe:
         """Tell the probes that asked what is held by something bounded, or named already."""
         explained = 0.0
         for key, verdict in verdicts.items():
-            points = self.points[key]
+            points, tensors = self.points[key], walk.found[key].tensors
+            if verdict is Verdict.LEAK and not tensors:
+                continue  # it is told of with what it makes memory grow by
+            if verdict is Verdict.BOUNDED and len(points) == 1:
+                explained += self.growth.spread(walk.found[key].pinned_bytes)  # emptied a while ago
             if verdict is not Verdict.STEADY and len(points) > 1:
-                explained += max(0.0, rose(points))
+                explained += max(0.0, rose(points)) + TENSOR_BYTES * max(0.0, rose_tensors(points))
                 if walk.found[key].graph and verdict is Verdict.BOUNDED:
                     explained = float("inf")  # what the graphs keep is not weighed here
         self.growth.explain(explained)
-        self.growth.hint = remembering(roots)
         if self.retention.asking:
             deadline = thread_time_ns() + ASKED_NANOSECONDS
             bounded = [key for key, verdict in verdicts.items() if verdict is Verdict.BOUNDED]
@@ -258,16 +288,12 @@ class LeakProbe:
             )
 
 
-def remembering(roots: Roots) -> str:
-    """A function on the stack that uses ``itertools.cycle``: no name leads to the iterator of a loop."""
-    imported = any(root.name == "cycle" and root.thing is itertools.cycle for root in roots.modules)
-    for code in roots.codes:
-        if "cycle" in code.co_names and (imported or "itertools" in code.co_names):
-            place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} ({code.co_name})"
-            return f"{place} uses itertools.cycle, which keeps everything that it was given"
-    return ""
-
-
-def is_part(key: Key, of: Key) -> bool:
-    """Whether a name is of something within another name."""
-    return key[0] == of[0] and key[1].startswith((f"{of[1]}[", f"{of[1]}.", f"{of[1]}<"))
+def gradient_with_graph(model: torch.nn.Module) -> list[Root]:
+    """A gradient that carries a graph: of ``backward(create_graph=True)``, where it is not set to None afterwards."""
+    for path, parameter in itertools.islice(model.named_parameters(), MOST_PARAMETERS):
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = parameter.grad
+            if gradient is not None and gradient.grad_fn is not None:
+                name = type(model).__name__
+                return [Root(f"{name}.{path}.grad", gradient, f"{name} (object)")]
+    return []

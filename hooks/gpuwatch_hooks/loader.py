@@ -21,7 +21,7 @@ from gpuwatch_hooks.disguise import TimedIterator, can_subclass, original_class,
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
 from gpuwatch_hooks.pace import BEGIN, END, SHIFT
-from gpuwatch_hooks.session import Session
+from gpuwatch_hooks.session import Session, asked
 from gpuwatch_hooks.watchedloader import LoaderWatch
 from gpuwatch_hooks.workerstart import own_starts
 
@@ -99,6 +99,8 @@ def fetch_begin(session: Session, watch: LoaderWatch, iterator: object) -> None:
     if not session.pace.looking and watch.apart and not watch.first:
         loading.withdraw(watch)
         return  # what it costs between looks is not training's wait
+    if session.pace.looking and watch.feeds is not False:
+        asked(session)
     watch.clocked = True
     loading.inside = watch
     clock.fetch_begin(watch.first, joins)

@@ -1,7 +1,7 @@
 """Where a search for holders begins: what the user's program can name at this moment.
 
-Variables of the functions on the stack and of all modules of the user's, the watched models, the data sets of watched
-loaders, and the root logger, whose handlers may keep records.
+Variables of the functions on the stack (of other threads too) and of all modules of the user's, the watched models, the
+data sets of watched loaders, and the root logger, whose handlers may keep records.
 Frames of torch, of the standard library and of gpuwatch hold nothing of the user's.
 """
 
@@ -12,6 +12,8 @@ import functools
 import logging
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -26,6 +28,9 @@ OPTIMIZED = 0x1
 
 HELD_BY_FRAME_ALONE = 3
 """References to a frame's copy of its locals: the frame's own, ours, and the argument of the call that counts."""
+
+MOST_THREADS = 16
+"""Other threads whose functions are looked at."""
 
 OWN_LOCALS = frozenset({"locals", "vars", "f_locals"})
 """Names in the code of a function that may hold the copy of its own variables."""
@@ -45,12 +50,13 @@ class Root(NamedTuple):
 @dataclass(frozen=True)
 class Roots:
     """Where a search begins: variables of the user's functions on the stack, of the user's modules, of libraries'
-    functions on the stack; and the code on the stack that is the user's, innermost first."""
+    functions on the stack; the user's code on the stack, innermost first, and that of their modules' functions."""
 
     own: list[Root]
     modules: list[Root]
     libraries: list[Root]
     codes: list[CodeType]
+    functions: list[CodeType]
 
 
 def stack_roots(frame: FrameType | None) -> Roots:
@@ -74,11 +80,67 @@ def stack_roots(frame: FrameType | None) -> Roots:
                 into = libraries if library else own
                 into.extend(Root(name, thing, place) for name, thing in local_variables(frame))
         frame = frame.f_back
+    functions: list[CodeType] = []
     for module, variables in own_modules():
         if id(variables) not in namespaces:
+            functions.extend(_code_of_functions(variables))
             namespaces[id(variables)] = _module_roots(variables, f"{module} (module)")
     logs = [Root("logging.root", logging.root, "logging (module)")]
-    return Roots(own, [*(root for roots in namespaces.values() for root in roots), *logs], libraries, codes)
+    elsewhere, theirs = _of_other_threads()
+    return Roots(
+        [*own, *elsewhere],
+        [*(root for roots in namespaces.values() for root in roots), *logs],
+        libraries,
+        [*codes, *theirs],
+        functions,
+    )
+
+
+def own_codes(frame: FrameType | None) -> set[CodeType]:
+    """The user's code on the stack."""
+    return set(_own_stack(frame))
+
+
+def passes_through(frame: FrameType | None, codes: set[CodeType]) -> bool:
+    """Whether the innermost code of the user's is another than this, which is further out."""
+    return bool(codes) and next(_own_stack(frame), None) not in (*codes, None)
+
+
+def _own_stack(frame: FrameType | None) -> Iterator[CodeType]:
+    for _ in range(DEEPEST):
+        if frame is None:
+            return
+        file = frame.f_code.co_filename
+        if not is_foreign(file) and "site-packages" not in file:
+            yield frame.f_code
+        frame = frame.f_back
+
+
+def _of_other_threads() -> tuple[list[Root], list[CodeType]]:
+    """Variables of the user's functions in other threads: one that collects, writes, or waits for the training."""
+    found: list[Root] = []
+    codes: list[CodeType] = []
+    here = threading.get_ident()
+    others = [frame for thread, frame in sys._current_frames().items() if thread != here]
+    for innermost in others[:MOST_THREADS]:
+        frame: FrameType | None = innermost
+        for _ in range(DEEPEST):
+            if frame is None:
+                break
+            file = frame.f_code.co_filename
+            if frame.f_code.co_flags & OPTIMIZED and not is_foreign(file) and "site-packages" not in file:
+                place = _place(frame, frame.f_code.co_name)
+                codes.append(frame.f_code)
+                found.extend(Root(name, thing, place) for name, thing in local_variables(frame))
+            frame = frame.f_back
+    return found, codes
+
+
+def _code_of_functions(variables: dict[str, Any]) -> Iterator[CodeType]:
+    """Code of functions that a module defines: it may take out again what others put into the module's variables."""
+    for thing in list(variables.values()):
+        if type(thing) is FunctionType and thing.__globals__ is variables:
+            yield thing.__code__
 
 
 def _module_roots(variables: dict[str, Any], place: str) -> list[Root]:

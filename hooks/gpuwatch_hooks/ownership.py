@@ -117,6 +117,7 @@ class OwnershipProbe:
                 if id(parameter) not in owned:
                     unused += gradient.nbytes
                     top = folded(path.rpartition(".")[0]).partition(".*")[0] or "the model itself"
+                    top = path.partition(".")[0] if top == "*" else top  # a layer of a sequence has no other name
                     sizes[top] = sizes.get(top, 0) + gradient.nbytes
         named = sorted(sizes, key=lambda top: -sizes[top])[:3]
         return unused, total, ", ".join(named)

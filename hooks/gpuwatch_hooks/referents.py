@@ -10,6 +10,7 @@ import functools
 import gc
 import itertools
 import os
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -82,11 +83,20 @@ def sampled(elements: Iterable[Any], thing: Any, kind: type) -> list[Any]:
                 oldest, newest = slice(0, OLDEST), slice(count - NEWEST, count)
                 return [*base.__getitem__(thing, oldest), *base.__getitem__(thing, newest)]
             return list(base.__iter__(thing))
+    if issubclass(kind, dict) and _keyed_by_tensors(thing):
+        return [*islice(dict.items(thing), OLDEST), *islice(reversed(dict.items(thing)), NEWEST)]
     if issubclass(kind, dict) and dict.__len__(thing) > FEW:
         return [*islice(dict.values(thing), OLDEST), *islice(reversed(dict.values(thing)), NEWEST)]
     if issubclass(kind, deque) and deque.__len__(thing) > FEW:
         return [*islice(deque.__iter__(thing), OLDEST), *islice(deque.__reversed__(thing), NEWEST)]
     return list(islice(elements, FEW))
+
+
+def _keyed_by_tensors(thing: dict[Any, Any]) -> bool:
+    """Whether the newest key is a tensor, or a tuple with one: then pairs are what the dictionary keeps."""
+    key = next(iter(dict.__reversed__(thing)), None)
+    parts = key if type(key) is tuple else (key,)
+    return any(issubclass(type(part), torch.Tensor) for part in parts)
 
 
 def leads_on(thing: Any) -> bool:
@@ -130,6 +140,9 @@ def attributes(name: str, thing: Any, kind: type, parameters: bool = False) -> I
         yield from _of_frame(name, thing)
     elif issubclass(kind, types.TracebackType):
         yield from _of_traceback(name, thing)
+    elif kind is threading.local:
+        own = threading.local.__getattribute__(thing, "__dict__")  # the searching thread's part of it
+        yield from ((f"{name}.{key}", value) for key, value in list(own.items()))
     elif kind.__module__ in ("itertools", "functools", "builtins") and not issubclass(kind, BaseException):
         for part in gc.get_referents(thing)[:MOST_REFERENTS] if kind.__name__ not in ("object", "super") else ():
             if type(part) is not type:
@@ -138,6 +151,13 @@ def attributes(name: str, thing: Any, kind: type, parameters: bool = False) -> I
         if issubclass(kind, BaseException):
             yield from _of_exception(name, thing)
         yield from _of_object(name, thing, kind, parameters)
+
+
+def parts_of(thing: Any, kind: type) -> list[Any]:
+    """What a tuple or an object refers to."""
+    if issubclass(kind, tuple):
+        return list(tuple.__iter__(thing))
+    return [part for _, part in islice(attributes("", thing, kind), MOST_REFERENTS)]
 
 
 def place_of(thing: Any, kind: type) -> str:

@@ -82,13 +82,14 @@ class Session:
         self.switches = SwitchProbe(self.record, self.clock)
         self.pauses = PauseProbe(self.record, self.clock, self.pace)
         self.precision = PrecisionProbe(self.record, self.models)
-        self.memory = HostMemory(self.record)
+        in_use = InUse()
+        self.memory = HostMemory(self.record, in_use)
         self.core_wait = CoreWait(self.record)
         self.resources = ResourceProbe(self.record)
         self.threads = ThreadProbe(self.record, local_ranks())
         self.device = DeviceProbe(self.record, self.clock)
         self.distributed = DistributedProbe(self.record, self.models, self.clock.ledger.looked)
-        self.growth = GrowthProbe(self.record, self.clock)
+        self.growth = GrowthProbe(self.record, self.clock, in_use)
         self.leaks = LeakProbe(self.record, self.clock, self.models, self.retention, self.growth)
         self.handles = HandleProbe(self.record, self.clock, self.models)
         self.ownership = OwnershipProbe(self.record, self.clock, self.models)
@@ -282,8 +283,19 @@ def tick(session: Session) -> None:
 def search(session: Session) -> None:
     """A step ended during a look: is a search due, is memory growing?"""
     session.growth.look(session.varying())
+    session.leaks.look(sys._getframe(), surroundings(session))
+
+
+@guarded("leaks")
+def asked(session: Session) -> None:
+    """A batch to train on is asked for during a look: is a search due that had to wait for it?"""
+    session.leaks.asked(sys._getframe(), surroundings(session))
+
+
+def surroundings(session: Session) -> Surroundings:
+    """What a search for leaks goes by."""
     epochs = sum(loader.epochs for loader in session.loaders if loader.feeds is not False)
-    session.leaks.look(sys._getframe(), Surroundings(epochs, session.parameter_ids, session.varying()))
+    return Surroundings(epochs, session.parameter_ids, session.varying())
 
 
 @guarded("handles")

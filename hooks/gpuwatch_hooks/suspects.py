@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, joins, shrinks
+from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, joins, shrinks, uses_global
 from gpuwatch_hooks.referents import FEW
 from gpuwatch_hooks.walk import Holding
 
@@ -34,14 +34,20 @@ SHORT_EPOCH = 50
 class Known:
     """What else is known of a name: the object it belongs to, the user's code, and the loop it is in.
 
-    ``epoch_steps``: steps of the last epoch that ended; None while there was none.
+    ``codes`` are on the stack, ``functions`` are others of the user's modules. ``epoch_steps``: steps of the last epoch
+    that ended; None while there was none.
     """
 
     owner: Any
     codes: Iterable[CodeType]
+    functions: Iterable[CodeType]
     varying: bool
     in_data_set: bool
     epoch_steps: int | None
+
+    def about(self, name: str) -> list[CodeType]:
+        """Code in which this name is that of the holder; elsewhere than on the stack it must be a global one."""
+        return [*(code for code in self.functions if uses_global(code, name)), *self.codes]
 
 
 class Verdict(enum.Enum):
@@ -64,6 +70,7 @@ class Point:
     pinned_bytes: float
     span: float | None
     single: bool
+    tensors: float = 0.0
 
 
 def judge(holding: Holding, points: deque[Point], peak: float, known: Known) -> Verdict:
@@ -89,11 +96,17 @@ def _judge_joined(holding: Holding, points: deque[Point], known: Known) -> Verdi
     """A single tensor that grows is one that something is joined to; others follow the batch's size."""
     if known.varying or not grows(points):
         return Verdict.STEADY
-    return Verdict.LEAK if joins(identifier(holding.name), known.codes, known.owner) else Verdict.STEADY
+    name = identifier(holding.name)
+    return Verdict.LEAK if joins(name, known.about(name), known.owner) else Verdict.STEADY
 
 
 def _trimmed(holding: Holding, known: Known) -> bool:
-    return shrinks(identifier(holding.name), known.codes, known.owner, holding.kind == "list") == TRIMMED
+    return _shrinks(holding, known) == TRIMMED
+
+
+def _shrinks(holding: Holding, known: Known) -> str:
+    name = identifier(holding.name)
+    return shrinks(name, known.about(name), known.owner, holding.kind == "list")
 
 
 def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> bool:
@@ -104,7 +117,7 @@ def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> boo
     span = points[-1].step - points[0].step
     if span >= PATIENCE_STEPS:
         return False
-    kind = shrinks(identifier(holding.name), known.codes, known.owner, holding.kind == "list")
+    kind = _shrinks(holding, known)
     return kind == TRIMMED or (kind == EMPTIED and not outlived)
 
 
@@ -148,6 +161,13 @@ def growing(points: deque[Point]) -> bool:
     """Whether it grew at the last two searches: no suspect yet, but worth another look soon."""
     last = amounts(points)[-3:]
     return len(last) == 3 and last[0] < last[1] < last[2] and not (points[-1].single and points[-1].span is None)
+
+
+def rose_tensors(points: deque[Point]) -> float:
+    """Tensors a step that it grew by since the search before."""
+    if len(points) < 2:
+        return 0.0
+    return (points[-1].tensors - points[-2].tensors) / (points[-1].step - points[-2].step)
 
 
 def rose(points: deque[Point]) -> float:

@@ -7,6 +7,7 @@ its length.
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
@@ -19,13 +20,34 @@ from torch.utils.data import Dataset
 
 from gpuwatch_hooks import graphs
 from gpuwatch_hooks.bounds import limit_of
+from gpuwatch_hooks.chains import links
 from gpuwatch_hooks.namespace import OPAQUE, Root
-from gpuwatch_hooks.referents import FEW, attributes, elements_of_container, leads_on, length_of, place_of, sampled
-from gpuwatch_hooks.weights import Scale, is_array, owner_of_array, storage_bytes
+from gpuwatch_hooks.referents import (
+    FEW,
+    NEWEST,
+    OLDEST,
+    attributes,
+    elements_of_container,
+    leads_on,
+    length_of,
+    parts_of,
+    place_of,
+    sampled,
+)
+from gpuwatch_hooks.weights import Scale, Weight, is_array, owner_of_array, storage_bytes
 
 MOST_OBJECTS = 20_000
 DEEPEST_PATH = 7
 BETWEEN_CLOCKS = 16
+MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+"""The machine's memory: a limit at which a container would be larger is none."""
+
+LEAST_PLAIN_BYTES = 16_384
+"""Bytes of texts and numbers from which a container of these is followed."""
+
+PLAIN_PART_BYTES = 64
+"""Bytes of texts and numbers that are counted as a part, in containers within a container."""
+
 NAMED = 16
 """Elements of a list up to which each has a name of its own."""
 
@@ -34,10 +56,11 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Holding:
-    """A name and the tensors behind it. ``parts``: the tensors of a container of containers, else its elements.
+    """A name and the tensors behind it; texts and numbers where there are no tensors.
 
-    ``pinned_bytes`` counts whole storages, a slice's too. ``reach`` is how far back the graph of a single tensor goes.
-    ``limit`` is the most elements the container can ever have, where that is known.
+    ``parts`` are the tensors of a container of containers, else its elements. ``pinned_bytes`` counts whole storages,
+    a slice's too. ``reach`` is how far back the graph of a single tensor goes. ``limit`` is the most elements the
+    container can ever have, where that is known.
     """
 
     name: str
@@ -82,6 +105,7 @@ class Walk:
         self.held: dict[Key, Held] = {}
         self.seen: set[int] = set()
         self.oldest: dict[Any, int] = {}  # how far the graphs below these nodes reach
+        self.unsure: set[Key] = set()  # names of what was too long to be weighed
         self.complete = True
         self.visited = 0
 
@@ -106,6 +130,8 @@ class Walk:
         elif id(at.thing) not in self.seen:
             self.seen.add(id(at.thing))
             elements = elements_of_container(at.thing, kind)
+            if (elements is None or kind is tuple) and self._chain(at, kind):
+                return
             if elements is not None:
                 self._container(at, kind, elements)
             if at.depth < DEEPEST_PATH:
@@ -136,18 +162,43 @@ class Walk:
     def _container(self, at: _Place, kind: type, elements: Iterable[Any]) -> None:
         inner = sampled(elements, at.thing, kind)
         weight, count = Scale(self.known).weigh_all(inner)
-        if not weight.tensors:
+        if not weight.tensors and not weight.plain_bytes:
             return
         length = length_of(at.thing, kind)
-        times = (len(elements) if type(elements) is list else length) / count
-        limit = limit_of(at.thing, kind, at.owner)
-        tensors, pinned = weight.tensors * times, weight.pinned_bytes * times
-        name = kind.__name__.strip("_")
+        weight = weight.times((len(elements) if type(elements) is list else length) / count)
         # What is in objects is followed by their attributes' names, what is in containers within this one by its parts.
-        parts = tensors if any(issubclass(type(part), (list, dict, deque, set)) for part in inner) else float(length)
-        self._add(
-            at, Holding(at.name, name, at.place, length, tensors, parts, pinned, weight.graph, None, limit, False)
+        nested = any(issubclass(type(part), (list, dict, deque, set)) for part in inner)
+        limit = limit_of(at.thing, kind, at.owner)
+        if limit is not None and limit * weight.pinned_bytes > length * MEMORY_BYTES:
+            limit = None  # memory ends before it does
+        self._weighed(at, kind.__name__.strip("_"), length, weight, nested, limit)
+
+    def _weighed(self, at: _Place, kind: str, length: int, weight: Weight, nested: bool, limit: int | None) -> None:
+        """Note a container: by its tensors, or where it has none by its texts and numbers, if these are many."""
+        kept = weight.pinned_bytes if weight.tensors else weight.plain_bytes
+        if not weight.tensors and kept < LEAST_PLAIN_BYTES:
+            return
+        parts = float(length) if not nested else weight.tensors or kept / PLAIN_PART_BYTES
+        holding = Holding(
+            at.name, kind, at.place, length, weight.tensors, parts, kept, weight.graph, None, limit, False
         )
+        self._add(at, holding)
+
+    def _chain(self, at: _Place, kind: type) -> bool:
+        """Whether this is a linked list; one that is too long to come to its end stays what it was."""
+        chain, whole = links(at.thing, kind, self.deadline)
+        if not chain:
+            return False
+        self.seen.update(map(id, chain))
+        if not whole:
+            self.unsure.add(self._key(at))
+            return True
+        some = chain if len(chain) <= FEW else [*chain[:NEWEST], *chain[-OLDEST:]]
+        inside = {id(link) for link in chain}
+        parts = [part for link in some for part in parts_of(link, kind) if id(part) not in inside]
+        weight, _ = Scale(self.known).weigh_all(parts)
+        self._weighed(at, f"chain of {kind.__name__}", len(chain), weight.times(len(chain) / len(some)), False, None)
+        return True
 
     def _tensor(self, at: _Place) -> None:
         tensor = at.thing
@@ -169,11 +220,14 @@ class Walk:
         self._add(at, Holding(at.name, kind, at.place, length, 1, 1, size, reach is not None, reach, None, True))
 
     def _add(self, at: _Place, holding: Holding) -> None:
-        file, _, scope = at.place.partition(" ")
-        key = (file.partition(":")[0] + scope, at.name)
+        key = self._key(at)
         if key not in self.found:
             self.found[key] = holding
             self.held[key] = Held(at.thing, at.owner, at.function, at.in_data_set)
+
+    def _key(self, at: _Place) -> Key:
+        file, _, scope = at.place.partition(" ")
+        return file.partition(":")[0] + scope, at.name
 
 
 def code_of(function: Any) -> list[CodeType]:

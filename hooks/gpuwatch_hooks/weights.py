@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -22,27 +23,30 @@ MOST_PARTS = 512
 MOST_NAMED = 64
 MOST_OPENED = 8_192
 _NO_WEIGHT = (*OPAQUE, type)
+_PLAIN = (float, str, int, bytes, bytearray, complex, io.BytesIO, io.StringIO)
 GRAPHS_WEIGHED = 4
 """Elements of a container whose graphs are weighed, the others by these."""
 
 
 @dataclass
 class Weight:
-    """Tensors and arrays kept, the bytes of their storages, and whether one carries a graph."""
+    """Tensors and arrays kept, the bytes of their storages, whether one carries a graph; bytes of all else."""
 
     tensors: float = 0.0
     pinned_bytes: float = 0.0
     graph: bool = False
+    plain_bytes: float = 0.0
 
     def add(self, other: Weight) -> None:
         """Add what a part keeps."""
         self.tensors += other.tensors
         self.pinned_bytes += other.pinned_bytes
         self.graph = self.graph or other.graph
+        self.plain_bytes += other.plain_bytes
 
     def times(self, factor: float) -> Weight:
         """What so many like it keep."""
-        return Weight(self.tensors * factor, self.pinned_bytes * factor, self.graph)
+        return Weight(self.tensors * factor, self.pinned_bytes * factor, self.graph, self.plain_bytes * factor)
 
 
 @dataclass
@@ -59,7 +63,10 @@ class Scale:
         weight = Weight()
         kind = type(thing)
         self.left -= 1
-        if self.left < 0 or issubclass(kind, _NO_WEIGHT) or id(thing) in self.known:
+        if self.left < 0 or id(thing) in self.known:
+            return weight
+        if issubclass(kind, _NO_WEIGHT):
+            self._plain(thing, kind, weight)
             return weight
         if issubclass(kind, torch.Tensor):
             self._tensor(thing, weight)
@@ -72,7 +79,9 @@ class Scale:
         elements = elements_of_container(thing, kind)
         if elements is None:
             named = islice(attributes("", thing, kind, parameters=True), MOST_NAMED)
-            return self.weigh_all([part for _, part in named], depth - 1)[0]
+            weight = self.weigh_all([part for _, part in named], depth - 1)[0]
+            weight.plain_bytes += plain_bytes_of_object(thing, kind)
+            return weight
         weight, count = self.weigh_all(sampled(elements, thing, kind), depth - 1)
         whole = len(elements) if type(elements) is list else length_of(thing, kind)
         return weight.times(whole / count) if count else weight
@@ -86,6 +95,12 @@ class Scale:
                 return weight, count
             weight.add(part)
         return weight, len(things)
+
+    def _plain(self, thing: Any, kind: type, weight: Weight) -> None:
+        size = plain_bytes(thing, kind)
+        if size and id(thing) not in self.storages:
+            self.storages.add(id(thing))
+            weight.plain_bytes = size
 
     def _tensor(self, tensor: torch.Tensor, weight: Weight) -> None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -136,6 +151,26 @@ def graph_nodes(thing: Any, deadline: int) -> Iterator[Any]:
             elements = elements_of_container(item, kind)
             parts = elements if elements is not None else (part for _, part in attributes("", item, kind))
             stack.extend((part, depth - 1) for part in islice(parts, MOST_OPENED))
+
+
+def plain_bytes(thing: Any, kind: type) -> int:
+    """Bytes of a text, a number or a buffer; 0 for anything else. Nothing of the user's is asked."""
+    base = next((base for base in _PLAIN if issubclass(kind, base)), None)
+    return 0 if base is None else base.__sizeof__(thing)
+
+
+def plain_bytes_of_object(thing: Any, kind: type) -> int:
+    """Bytes of an object itself and of the texts and numbers among its attributes; of a buffer, its contents."""
+    buffer = plain_bytes(thing, kind)
+    if buffer:
+        return buffer
+    try:
+        own = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return 0
+    if type(own) is not dict:
+        return 0
+    return dict.__sizeof__(own) + sum(plain_bytes(value, type(value)) for value in islice(own.values(), MOST_NAMED))
 
 
 def is_array(kind: type) -> bool:
