@@ -13,7 +13,7 @@ import gc
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.memory import bytes_in_use
+from gpuwatch_hooks.in_use import bytes_in_use
 from gpuwatch_hooks.pace import DENSE_STEPS
 from gpuwatch_hooks.retention import Followed, RetentionProbe
 

@@ -40,10 +40,10 @@ NAMED_SHARE = 0.25
 class GrowthProbe:
     """Reads bytes in use and follows their trend."""
 
-    def __init__(self, record: RecordWriter, clock: StepClock, in_use: InUse) -> None:
+    def __init__(self, record: RecordWriter, clock: StepClock) -> None:
         self.record = record
         self.clock = clock
-        self.in_use = in_use
+        self._in_use = InUse()
         self.trend = Trend()
         self.varied = False
         self.rule = ""
@@ -62,7 +62,7 @@ class GrowthProbe:
         self.varied = self.varied or varying
         if not self.trend.due(step):
             return
-        used = self.in_use.read()
+        used = self._in_use.read()
         if used is not None:
             self.trend.add(step, used)
             growing = self.per_step()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic_ns
-from typing import Any
 
 from gpuwatch.catalog import (
     CGROUP_OOM_KILLS,
@@ -24,21 +20,7 @@ from gpuwatch.oomkill import machine_oom_kills, oom_kills
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.cgroups import groups, limited_memory
 from gpuwatch_hooks.guard import guarded
-
-SLOW_NANOSECONDS = 2_000_000
-"""mallinfo2 walks the free lists: where that takes longer, it is asked one time in sixteen."""
-
-
-_FIELDS = (
-    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-)
-
-
-class _MallInfo(ctypes.Structure):
-    """glibc's ``struct mallinfo2``."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+from gpuwatch_hooks.in_use import InUse
 
 
 class HostMemory:
@@ -46,6 +28,7 @@ class HostMemory:
 
     def __init__(self, record: RecordWriter) -> None:
         self.record = record
+        self._in_use = InUse()  # its own: the other reader shall not go short
         self._page = os.sysconf("SC_PAGE_SIZE")
         total = host_total()
         if total is not None:
@@ -53,9 +36,6 @@ class HostMemory:
         group = record.identity.get("cgroup")
         self._group = Path(group) if isinstance(group, str) else None
         self._kills_before = self._publish_kills() or 0
-        self._mallinfo2 = _mallinfo2()
-        self._turn = 0
-        self._slow = False
 
     @guarded("memory")
     def publish(self) -> None:
@@ -67,12 +47,9 @@ class HostMemory:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         record.values[record.series(HOST_PEAK.name)] = peak * (1 if sys.platform == "darwin" else 1024)
         self._publish_kills()
-        self._turn += 1
-        if self._mallinfo2 is not None and (not self._slow or self._turn % 16 == 0):
-            began = monotonic_ns()
-            information = self._mallinfo2()
-            self._slow = monotonic_ns() - began > SLOW_NANOSECONDS
-            record.values[record.series(HOST_IN_USE.name)] = information.uordblks + information.hblkhd
+        used = self._in_use.read()
+        if used is not None:
+            record.values[record.series(HOST_IN_USE.name)] = used
 
     def kills(self) -> int:
         """How many processes of the control group the kernel has killed for memory since attach; 0 if untold."""
@@ -115,24 +92,3 @@ def host_total() -> int | None:
     with contextlib.suppress(OSError, ValueError):
         known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(known, default=None)
-
-
-def bytes_in_use() -> int | None:
-    """Bytes the C allocator has handed out, or None where it does not tell. Takes some ten microseconds and more."""
-    if _ASK is None:
-        return None
-    information = _ASK()
-    return int(information.uordblks + information.hblkhd)
-
-
-def _mallinfo2() -> Callable[[], Any] | None:
-    try:
-        function = ctypes.CDLL(None).mallinfo2  # glibc >= 2.33
-    except (OSError, AttributeError):
-        return None
-    function.restype = _MallInfo
-    function.argtypes = []
-    return function
-
-
-_ASK = _mallinfo2()

@@ -1,0 +1,65 @@
+"""Bytes in use are asked for as often as the answer is cheap, and no oftener."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuwatch_hooks import in_use
+from gpuwatch_hooks.in_use import AT_FIRST, SHARE, InUse
+
+
+class Clock:
+    """Time that only passes where it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that the reader sees."""
+    clock = Clock()
+    monkeypatch.setattr(in_use, "monotonic_ns", clock)
+    return clock
+
+
+def readings(clock: Clock, monkeypatch: pytest.MonkeyPatch, cost: int, step: int, steps: int) -> int:
+    """How many of so many steps of a run get an answer, where each answer takes ``cost`` nanoseconds."""
+
+    def ask() -> int:
+        clock.now += cost
+        return 4096
+
+    monkeypatch.setattr(in_use, "bytes_in_use", ask)
+    reader, count = InUse(), 0
+    for _ in range(steps):
+        clock.now += step
+        count += reader.read() is not None
+    return count
+
+
+def test_a_cheap_answer_is_given_at_every_step(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readings(clock, monkeypatch, cost=8_000, step=10_000_000, steps=10_000) == 10_000
+
+
+def test_a_dear_answer_takes_no_more_than_its_share(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = 11_000_000
+    count = readings(clock, monkeypatch, cost, step=18_000_000, steps=40_000)
+    assert (AT_FIRST + SHARE * clock.now) / cost - 1 <= count <= (AT_FIRST + SHARE * clock.now) / cost + 1
+
+
+def test_a_short_run_is_answered_too(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert readings(clock, monkeypatch, cost=200_000, step=2_000_000, steps=100) == 100
+
+
+def test_what_the_allocator_says_follows_what_is_allocated() -> None:
+    reader = InUse()
+    before = reader.read()
+    kept = bytearray(50_000_000)
+    after = reader.read()
+    if before is None or after is None:
+        pytest.skip("this C library has no mallinfo2")
+    assert after - before == pytest.approx(len(kept), rel=0.02)
