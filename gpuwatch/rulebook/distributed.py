@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.catalog import (
+    CPU_WAIT_SECONDS,
     DDP_FIND_UNUSED,
     DDP_SECONDS,
     DDP_UNUSED_BYTES,
@@ -11,6 +12,7 @@ from gpuwatch.catalog import (
     GRADIENT_SYNCS,
     OWN_SECONDS,
     OWN_STEP_SECONDS,
+    PHASE_SECONDS,
     STEPS,
     WINDOW_STEP_SECONDS,
 )
@@ -38,6 +40,8 @@ _EXPOSED = (DDP_SECONDS.where(part="communication") - DDP_SECONDS.where(part="ov
 _NETWORK = Across("min", _EXPOSED)
 _NETWORK_SHARE = Across("min", _EXPOSED / _MEDIAN_STEP)
 
+# Where every rank waits for a core, collectives on the CPU do too: it is the machine that is crowded, not the network.
+_CROWDED = Across("min", CPU_WAIT_SECONDS / PHASE_SECONDS) >= 0.05
 _WORTH_A_CHANGE = (_NETWORK >= 0.005) & (Across("count", _EXPOSED) >= 2)
 
 _FILL = DEVICE_ACTIVE_PEAK / DEVICE_CAPACITY
@@ -67,6 +71,12 @@ def _reducing(
         GRADIENT_SYNCS.name: flat(syncs, 6),
         **_steps(step),
     }
+
+
+def _wanting_a_core(share: float) -> dict[str, tuple[float, ...]]:
+    """A rank whose training thread waits for a core for this share of its time."""
+    forward = series_key(PHASE_SECONDS.name, {"phase": "forward"})
+    return {CPU_WAIT_SECONDS.name: ramp(60 * share, 6), forward: ramp(60, 6)}
 
 
 def _looking(steps: float, unused: float = 0, flag: float = 1) -> dict[str, tuple[float, ...]]:
@@ -169,14 +179,15 @@ RULES = (
         title="Steps wait for the network",
         severity="warn",
         scope="run",
-        when=(_NETWORK_SHARE >= 0.10) & _WORTH_A_CHANGE,
-        critical_when=(_NETWORK_SHARE >= 0.25) & _WORTH_A_CHANGE,
+        when=((_NETWORK_SHARE >= 0.10) & _WORTH_A_CHANGE).unless(_CROWDED),
+        critical_when=((_NETWORK_SHARE >= 0.25) & _WORTH_A_CHANGE).unless(_CROWDED),
         hold_minutes=5,
         value=Quantity("share", _NETWORK_SHARE, "ratio"),
         quantities=(Quantity("exposed", _NETWORK, "seconds"), Quantity("ranks", Across("count", _EXPOSED), "count")),
         because=(
             "Gradients are reduced while backward runs; what is left when it is done is waited for. Waiting for slower "
-            "ranks is part of that, so it is the rank that waits least that counts: its wait is the network's."
+            "ranks is part of that, so it is the rank that waits least that counts: its wait is the network's. "
+            "Where every rank waits for a core a twentieth of the time, nothing is said: on the CPU collectives do too."
         ),
         evidence="on each of {ranks} ranks at least {exposed} of a step is communication that nothing hides: {share}",
         fix="Reduce less often: accumulate gradients, with `no_sync()` on all but the last micro-batch. Send less: "
@@ -196,6 +207,18 @@ RULES = (
             Example("a very slow network", of_ranks(_reducing(0.07), _reducing(0.07)), True, severity="critical"),
             Example(
                 "both micro-batches are reduced", of_ranks(_reducing(0.03, syncs=2), _reducing(0.03, syncs=2)), True
+            ),
+            Example("on a crowded machine", of_ranks(*[{**_reducing(0.07), **_wanting_a_core(0.08)}] * 2), False),
+            Example(
+                "one rank on a crowded machine",
+                of_ranks({**_reducing(0.07), **_wanting_a_core(0.08)}, {**_reducing(0.07), **_wanting_a_core(0.01)}),
+                True,
+                severity="critical",
+            ),
+            Example(
+                "a slow network, one rank on a crowded machine",
+                of_ranks({**_reducing(0.04), **_wanting_a_core(0.08)}, {**_reducing(0.04), **_wanting_a_core(0.01)}),
+                True,
             ),
             Example("one rank waits for the other", of_ranks(_reducing(0.012), _reducing(0.09)), False),
             Example("hidden behind backward", of_ranks(_reducing(0.07, 0.065), _reducing(0.07, 0.065)), False),

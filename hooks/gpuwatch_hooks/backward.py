@@ -7,6 +7,7 @@ outputs they were put on. The wrapper is in place during a look only.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 
 import torch
@@ -37,12 +38,24 @@ def _watched(session: Session, run_backward: Callable[..., object]) -> Callable[
     @functools.wraps(run_backward)
     def watched_backward(*arguments: object, **options: object) -> object:
         backward_begin(session)
+        returned = False
         try:
-            return run_backward(*arguments, **options)
+            result = run_backward(*arguments, **options)
+            returned = True
+            return result
         finally:
             backward_end(session)
+            if not returned:
+                leave_no_frame()
 
     return watched_backward
+
+
+def leave_no_frame() -> None:
+    """What is raised through a wrapper shows the program's frames and torch's, not the wrapper's (Python 3.11 on)."""
+    error = sys.exc_info()[1]
+    if error is not None and error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
 
 
 @guarded("backward")

@@ -25,7 +25,7 @@ class OwnWork:
         self._steps = steps
 
     def publish(self, known: dict[str, float | None]) -> None:
-        """Write what is usual by phase. ``known`` are phases in which waits were told from work; None leaves one out."""
+        """Write what is usual by phase. ``known``: phases in which waits were told from work; None leaves one out."""
         if len(self._steps) < FEWEST_STEPS:
             return
         own: dict[str, float] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from gpuwatch.layout import PLACE_BITS, Place, Word
-from gpuwatch_hooks.backward import NAMES
+from gpuwatch_hooks.backward import NAMES, leave_no_frame
 from gpuwatch_hooks.pace import Pace
 from gpuwatch_hooks.session import Session
 
@@ -43,9 +43,14 @@ def _told(pace: Pace, run_backward: Callable[..., object]) -> Callable[..., obje
     def told_backward(*arguments: object, **options: object) -> object:
         # Two stores that cannot fail, not behind the guard: at every step this code runs cold.
         pace.words[_PLACE] = pace.place | _BACKWARD
+        returned = False
         try:
-            return run_backward(*arguments, **options)
+            result = run_backward(*arguments, **options)
+            returned = True
+            return result
         finally:
             pace.place = pace.words[_PLACE] = pace.place + _ONE_BACKWARD
+            if not returned:
+                leave_no_frame()
 
     return told_backward
