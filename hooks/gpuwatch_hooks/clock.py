@@ -295,6 +295,10 @@ class StepClock:
             self.on_phase(phase)
         return now
 
+    def disregard(self) -> None:
+        """What passed since the last event was the hooks' own work: it is no part of the user's step."""
+        self.mark = monotonic_ns()
+
     def here(self) -> None:
         """What went before belongs to the present phase, whatever comes now (an evaluation)."""
         self._move(self.phase)

@@ -172,8 +172,10 @@ class Session:
                 self.clock.replay(pace.notes)
                 pace.next_tick = now + TICK_NANOSECONDS
                 tick(self)
+                self.clock.disregard()
             if pace.steps >= pace.next_look and (self._all_stepped(pace.mask) or pace.steps > pace.next_look + 1):
                 self.open_look()
+                self.clock.disregard()
             return
         self.loading.trained_here()
         search(self)
@@ -183,6 +185,7 @@ class Session:
         self._all_optimizers |= mask
         if pace.steps >= DENSE_STEPS and self.resting_allowed and self._seen_whole(mask) and not self._suspicious():
             self._rest()
+        self.clock.disregard()
 
     def _all_stepped(self, mask: int) -> bool:
         return mask & self._all_optimizers == self._all_optimizers
@@ -205,9 +208,11 @@ class Session:
             step_ended(self)
             if self.pace.several:
                 self.pace.stepped(self.clock.steps)
+            self.clock.disregard()
         if self.pace.looking and now >= self.pace.next_tick:
             self.pace.next_tick = now + TICK_NANOSECONDS
             tick(self)
+            self.clock.disregard()
 
     def varying(self) -> bool:
         """Whether batches differ in size, or are not seen."""
