@@ -179,6 +179,12 @@ class RecordWriter:
         self._bind(last)  # late stores go nowhere
         os.close(self._file)
 
+    def discard(self) -> None:
+        """Give up the lease and remove the file: there was no run."""
+        self.close(State.DETACHED)
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
     def after_fork_in_child(self) -> None:
         """Send every later store of this process to private memory; the parent's record stays as it is."""
         if self._map is not None:

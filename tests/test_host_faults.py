@@ -157,3 +157,13 @@ def test_a_new_run_begins_with_all_probes_on(records: Path) -> None:
     watched_outcome(TRAININGS["LBFGS"])
     assert not guard.faults()
     assert os.getpid() == read_all(records)[0][-1].pid
+
+
+@pytest.mark.faults_expected
+def test_a_run_that_cannot_be_begun_leaves_no_record(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = TRAININGS["LBFGS"]
+    expected = outcome(usual, lambda *arguments: None)
+    monkeypatch.setattr(session, "PrecisionProbe", planted)
+    assert outcome(usual, gpuwatch.attach) == expected
+    assert guard.faults() == {"attach": 1}
+    assert read_all(records) == ([], [])

@@ -65,6 +65,13 @@ class Session:
 
     def __init__(self, directory: Path, identity: dict[str, object]) -> None:
         self.record = RecordWriter(directory, identity)
+        try:
+            self._make_probes()
+        except BaseException:
+            self.record.discard()  # one that nobody writes would read like that of a process that died
+            raise
+
+    def _make_probes(self) -> None:
         self.clock = StepClock(self.record, self._after_step)
         self.pace = Pace(self.record)
         self.looks: list[Callable[[], Callable[[], None]]] = []
