@@ -13,6 +13,7 @@ from gpuwatch.expr import Across, Const, Metric, Peered, Placed, Recorded, by_ra
 from gpuwatch.history import history_of
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot, read
+from gpuwatch.report.document import document
 from gpuwatch.rulebook import RULES_BY_ID
 from gpuwatch.rulebook.rule import of_ranks
 from tests.recorded import write_run
@@ -163,3 +164,9 @@ def test_rules_on_several_ranks_are_seen_at_each_rank_or_at_the_run() -> None:
     assert set(RULES_BY_ID["data-stall"].views(flat)) == {("", "")}
     assert RULES_BY_ID["dist-straggler"].place == "phase"
     assert RULES_BY_ID["debug-anomaly"].place == "where"
+
+
+def test_the_rank_that_failed_first_is_why_a_run_ended(tmp_path: Path) -> None:
+    found = [read(write_run(tmp_path, rank=rank, world_size=3, state=State.EXCEPTION).path) for rank in range(3)]
+    ended = [dataclasses.replace(each, ended=at) for each, at in zip(found, (30.0, 10.0, 20.0), strict=True)]
+    assert str(document(ended)["run"]["cause"]).startswith("rank 1: ")

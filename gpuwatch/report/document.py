@@ -35,7 +35,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import Metric, series_key
 from gpuwatch.history import settled, window_gauges
-from gpuwatch.lifecycle import STATES, state_of
+from gpuwatch.lifecycle import STATES, last_seen, state_of
 from gpuwatch.oomkill import CERTAIN, LIKELY
 from gpuwatch.reader import Snapshot
 from gpuwatch.report.data import data_of, worst
@@ -138,7 +138,9 @@ def findings_of(snapshots: Sequence[Snapshot]) -> list[dict[str, object]]:
 def _run(snapshots: Sequence[Snapshot]) -> RunPart:
     first = snapshots[0]
     ranks = [_rank(snapshot) for snapshot in snapshots]
-    worst = min(ranks, key=lambda rank: STATES.index(rank["state"]))
+    # Of those in the most alarming state the first to go: the others went for it.
+    gone = dict(zip((snapshot.rank for snapshot in snapshots), map(_last_seen, snapshots), strict=True))
+    worst = min(ranks, key=lambda rank: (STATES.index(rank["state"]), gone[rank["rank"]]))
     cause = worst["cause"]
     ends = [snapshot.ended for snapshot in snapshots if snapshot.ended is not None]
     return {
@@ -157,6 +159,10 @@ def _run(snapshots: Sequence[Snapshot]) -> RunPart:
         "record": str(first.path),
         "ranks": ranks,
     }
+
+
+def _last_seen(snapshot: Snapshot) -> float:
+    return last_seen(snapshot) if snapshot.death is None else snapshot.death.at
 
 
 def _rank(snapshot: Snapshot) -> RankPart:
