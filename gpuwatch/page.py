@@ -19,7 +19,7 @@ from gpuwatch.catalog import GPU_THROTTLED
 from gpuwatch.follower import header
 from gpuwatch.gpuseries import gpu_series
 from gpuwatch.inventory import take_inventory
-from gpuwatch.lifecycle import last_seen, state_of
+from gpuwatch.lifecycle import STATES, last_seen, state_of
 from gpuwatch.nvml import GpuReading
 from gpuwatch.pagestyle import STYLE
 from gpuwatch.reader import RecordError, Snapshot, read
@@ -46,6 +46,9 @@ RUNS_IN_FULL = 4
 
 RUNS_LISTED = 40
 RANKS_SHOWN = 64
+RANKS_READ = 96
+"""Ranks of a page that are read whole, the newest run's first: 1 MB each. Of others it shows what their headers say."""
+
 
 HOW_TO_ATTACH = "import gpuwatch\n\ngpuwatch.attach(model, loader)  # before the training loop"
 
@@ -57,8 +60,10 @@ def page(directory: Path, sampler: Sampler) -> bytes:
     runs = list(_runs(heads))
     if not runs:
         _nothing_yet(body)
+    left = RANKS_READ
     for ranks in runs[:RUNS_IN_FULL]:
-        _run(body, [_whole(snapshot) for snapshot in ranks])
+        _run(body, _whole(ranks, left))
+        left = max(0, left - len(ranks))
     _older(body, runs[RUNS_IN_FULL : RUNS_IN_FULL + RUNS_LISTED])
     _gpus(body, sampler)
     _rejected(body, rejected)
@@ -106,12 +111,18 @@ def _runs(snapshots: Sequence[Snapshot]) -> Iterator[list[Snapshot]]:
         left = [snapshot for snapshot in left if snapshot.path not in shown]
 
 
-def _whole(snapshot: Snapshot) -> Snapshot:
-    """The record with everything."""
+def _whole(ranks: Sequence[Snapshot], most: int) -> list[Snapshot]:
+    """The records of a run, at most so many with everything: those in the most alarming state, and the lowest."""
+    alarming = sorted(ranks, key=lambda snapshot: (STATES.index(state_of(snapshot)), snapshot.rank))
+    chosen = {snapshot.path for snapshot in alarming[:most]}
+    return [_read(snapshot) if snapshot.path in chosen else snapshot for snapshot in ranks]
+
+
+def _read(head: Snapshot) -> Snapshot:
     try:
-        return read(snapshot.path)
+        return read(head.path)
     except (OSError, RecordError):
-        return snapshot  # removed meanwhile
+        return head  # removed meanwhile
 
 
 def _nothing_yet(body: Element) -> None:

@@ -143,6 +143,17 @@ def test_the_newest_runs_are_in_full_and_the_others_in_a_line(records: Path) -> 
     assert "Earlier runs" in page.texts
 
 
+def test_of_many_ranks_the_most_alarming_are_read_whole(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuwatch.page.RANKS_READ", 2)
+    for number in range(4):
+        observed = [("debug-anomaly", "train.py:31", "detect_anomaly() is on", 120.0)]
+        state = State.EXCEPTION if number == 3 else State.CLEAN
+        write_run(records, rank=number, world_size=4, steps=100 + number, state=state, observations=observed)
+    page = look(records)
+    assert [step for step in ("100", "101", "102", "103") if step in page.texts] == ["100", "101", "102", "103"]
+    assert "who ranks 0, 3, most on rank 0" in page.text
+
+
 def test_a_file_that_is_no_record_is_named_with_the_reason(records: Path) -> None:
     write_run(records)
     (records / "noise.gpw").write_bytes(b"noise")
