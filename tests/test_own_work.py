@@ -11,6 +11,7 @@ from gpuwatch.catalog import OWN_SECONDS, OWN_STEP_SECONDS
 from gpuwatch.expr import series_key
 from gpuwatch.layout import State
 from gpuwatch.record import RecordWriter
+from gpuwatch_hooks.distributed import unhindered
 from gpuwatch_hooks.ledger import BACKWARD, DATA, FORWARD, LOOKED_STEPS, OTHER, Ledger
 from gpuwatch_hooks.ownwork import OwnWork
 
@@ -82,3 +83,10 @@ def test_a_few_steps_say_nothing(record: RecordWriter) -> None:
     write(ledger, 1, 25, forward=20)
     OwnWork(record, ledger.looked).publish({})
     assert OWN_STEP_SECONDS.name not in record.snapshot().values
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_of_ranks_that_are_slow_by_turns_the_waits_are_not_the_networks(ranks: int) -> None:
+    exchanges = [(0.002 if step % ranks == 0 else 0.022, 0.001) for step in range(16)]
+    assert unhindered(exchanges) == (0.002, 0.001)
+    assert unhindered([(0.05, 0.01)] * 3) == (0.05, 0.01)

@@ -17,7 +17,8 @@ DDP_SECONDS = rank_metric(
     "ddp_seconds",
     "gauge",
     "seconds",
-    "Usual times that DistributedDataParallel measures of itself: communication, and its overlap with backward.",
+    "What DistributedDataParallel measures of itself, where the rank waited little for others: communication, and its "
+    "overlap with backward.",
     "part",
 )
 GRADIENT_SYNCS = rank_metric(
