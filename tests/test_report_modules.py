@@ -40,9 +40,9 @@ def with_rows(directory: Path, count: int, rank: int = 0, scale: int = 1) -> Pat
     return writer.path
 
 
-def shown(report: Document) -> str:
-    """The report as a terminal of 120 columns shows it."""
-    console = Console(width=120)
+def shown(report: Document, width: int = 120) -> str:
+    """The report as a terminal of so many columns shows it."""
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(rendered(report))
     return captured.get()
@@ -97,3 +97,10 @@ def test_a_hostile_table_is_only_text(tmp_path: Path) -> None:
     writer.values[writer.series(MODULE_ROW, module="odd", part="nonsense")] = float("inf")
     report = document([read(writer.path)])
     assert "\x1b" not in shown(report) and "<script>" not in page(report)
+
+
+def test_a_narrow_terminal_still_tells_modules_apart(tmp_path: Path) -> None:
+    text = shown(document([read(with_rows(tmp_path, 20))]), width=80)
+    for number in range(8, 20):
+        assert f"art_{number}" in text
+    assert "…" not in text[text.index("module") : text.index("8 more")]

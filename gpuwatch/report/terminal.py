@@ -121,7 +121,8 @@ def _memory(memory: MemoryPart) -> Iterator[RenderableType]:
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for number, heading_text in enumerate(headings):
-        table.add_column(heading_text, justify="right" if number else "left")
+        # Folded and not cut off: `layers.…` would name any of them.
+        table.add_column(heading_text, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
