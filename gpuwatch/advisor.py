@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gpuwatch.expr import History, Peered
+from gpuwatch.hindered import without_waits
 from gpuwatch.history import history_of, observation_key, settled, slow_phase
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
@@ -84,7 +85,7 @@ def advise_run(snapshots: Sequence[Snapshot], rules: Iterable[Rule] = RULES) -> 
     for rule, whose, finding in seen:
         if rule.id not in common | (everywhere if whose is None else explained[id(whose)]):
             found.append((finding, whose))
-    return sorted(found, key=lambda pair: worth(pair[0]), reverse=True)
+    return sorted(without_waits(found), key=lambda pair: worth(pair[0]), reverse=True)
 
 
 def _compared(
