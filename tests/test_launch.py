@@ -63,6 +63,13 @@ def test_ranks_of_one_parent_come_to_the_same_name_and_processes_alone_do_not() 
     assert run_name("train", Ranks(0, 1, 0, 1), {}).endswith(f"-{os.getpid()}")
 
 
+def test_two_jobs_of_one_parent_are_two_runs_and_a_restart_by_torchrun_is_none() -> None:
+    spawned = [run_name("train", Ranks(0, 2, 0, 2), {"MASTER_PORT": port}) for port in ("29500", "29501")]
+    assert spawned[0] != spawned[1] and all(name.startswith("train-") for name in spawned)
+    ranks = Ranks(0, 4, 0, 4)
+    assert len({run_name("train", ranks, {**TORCHRUN, "MASTER_PORT": port}) for port in ("29500", "29501")}) == 1
+
+
 def test_a_job_is_called_as_its_scheduler_calls_it(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 2 8:1 /var/lib/kubelet/pods/{POD}/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw\n")

@@ -54,7 +54,10 @@ def run_name(script: str, ranks: Ranks, environment: Mapping[str, str] = os.envi
     if ranks.world > 1:
         # Siblings share their parent; its start tells it from an earlier one of the same number.
         began = _started(os.getppid())
-        return f"{script}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{os.getppid()}"
+        # One parent may start two jobs at once. Torchrun does not, and changes the port where it starts ranks again.
+        port = "" if "TORCHELASTIC_RUN_ID" in environment else environment.get("MASTER_PORT", "")
+        name = f"{script}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}-{os.getppid()}"
+        return f"{name}-{port}" if port else name
     return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
