@@ -32,7 +32,7 @@ from gpuwatch.catalog import (
 from gpuwatch.exposition import Table
 from gpuwatch.follower import Follower, Lines, Look
 from gpuwatch.gpuseries import gpu_labels, gpu_series
-from gpuwatch.inventory import Entry, Inventory, take_inventory
+from gpuwatch.inventory import Entry, Inventory, Leases, take_inventory
 from gpuwatch.lifecycle import Claims, last_seen, newest
 from gpuwatch.rankseries import RankSeries, Vetted, clean, published, rank_series, tombstone, vetted
 from gpuwatch.reader import RecordError, Snapshot, read
@@ -101,6 +101,7 @@ class Exporter:
         self._directory = directory
         self._sampler = sampler
         self._lock = threading.Lock()
+        self._leases = Leases()
         self._prefixes: dict[tuple[object, ...], str] = {}
         self._lines = Lines(vetted)
         self._followed: dict[Path, Follower[Vetted | None]] = {}
@@ -124,7 +125,7 @@ class Exporter:
     def _add_records(self, table: Table) -> None:
         began = time.monotonic()
         try:
-            inventory = take_inventory(self._directory)
+            inventory = take_inventory(self._directory, self._leases)
         except OSError:
             _add_health(table, "records", False, time.monotonic() - began, self._records_read_at)
             return

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuwatch.layout import SUFFIX
+from gpuwatch.recordparts import RecordError, leased, opened
 from gpuwatch.sizes import size_text
 
 FILES_LIMIT = 20_000
@@ -49,8 +51,35 @@ class Inventory:
     passed_over: dict[str, int] = field(default_factory=dict)
 
 
-def take_inventory(directory: Path) -> Inventory:
-    """The directory as it is. One that does not exist is empty; raises OSError when it cannot be listed."""
+class Leases:
+    """Which records a process holds. Each is asked until it is not held: it never is again. For one thread."""
+
+    def __init__(self) -> None:
+        self._ended: set[tuple[Path, int]] = set()
+
+    def held(self, entry: Entry) -> bool:
+        """Whether a process holds this record."""
+        key = entry.path, entry.identity[0]
+        if key in self._ended:
+            return False
+        try:
+            with opened(entry.path) as (file, _):
+                if leased(file):
+                    return True
+        except (OSError, RecordError):
+            pass
+        if len(self._ended) >= 2 * FILES_LIMIT:
+            self._ended.clear()
+        self._ended.add(key)
+        return False
+
+
+def take_inventory(directory: Path, leases: Leases | None = None) -> Inventory:
+    """The directory as it is. One that does not exist is empty; raises OSError when it cannot be listed.
+
+    Where a user has more records than are read, ``leases`` finds those that are old and still written: stores into a
+    mapped file do not touch its times.
+    """
     found = Inventory()
     users: dict[int, list[Entry]] = defaultdict(list)
     try:
@@ -77,9 +106,17 @@ def take_inventory(directory: Path) -> Inventory:
         entries.sort(key=lambda entry: (entry.modified, entry.path.name))
         if len(entries) > RECORDS_PER_USER:
             found.passed_over["user"] = found.passed_over.get("user", 0) + len(entries) - RECORDS_PER_USER
+            if leases is not None:
+                entries.sort(key=_written_now(entries[:-RECORDS_PER_USER], leases))
         found.entries += entries[-RECORDS_PER_USER:]
     found.entries.sort(key=lambda entry: entry.path.name)
     return found
+
+
+def _written_now(old: Sequence[Entry], leases: Leases) -> Callable[[Entry], bool]:
+    """Whether an entry is one of the old ones that are still written."""
+    written = {entry.path for entry in old if leases.held(entry)}
+    return lambda entry: entry.path in written
 
 
 def troubles(inventory: Inventory) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpuwatch.follower import header
-from gpuwatch.inventory import Inventory, take_inventory
+from gpuwatch.inventory import Inventory, Leases, take_inventory
 from gpuwatch.layout import State
 from gpuwatch.oomkill import CERTAIN
 from gpuwatch.reader import RecordError, Snapshot
@@ -22,11 +22,12 @@ class Census:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._leases = Leases()
         self._ended: dict[tuple[Path, tuple[int, int, int]], Snapshot] = {}
 
     def take(self) -> tuple[list[Snapshot], Inventory]:
         """The headers of all records now, without any series. Raises OSError when the directory cannot be listed."""
-        inventory = take_inventory(self.directory)
+        inventory = take_inventory(self.directory, self._leases)
         snapshots, ended = [], {}
         for entry in inventory.entries:
             key = entry.path, entry.identity

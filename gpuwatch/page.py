@@ -18,7 +18,7 @@ from gpuwatch.advisor import Finding, advise_gpu
 from gpuwatch.catalog import GPU_THROTTLED
 from gpuwatch.follower import header
 from gpuwatch.gpuseries import gpu_series
-from gpuwatch.inventory import take_inventory
+from gpuwatch.inventory import Leases, take_inventory
 from gpuwatch.lifecycle import STATES, last_seen, state_of
 from gpuwatch.nvml import GpuReading
 from gpuwatch.pagestyle import STYLE
@@ -73,7 +73,7 @@ def page(directory: Path, sampler: Sampler) -> bytes:
 def _heads(directory: Path) -> tuple[list[Snapshot], list[str]]:
     """The headers of all records, and why others could not be read: most of them get a line, or none."""
     heads, rejected = [], []
-    for entry in take_inventory(directory).entries:
+    for entry in take_inventory(directory, Leases()).entries:
         try:
             heads.append(header(entry.path))
         except FileNotFoundError:

@@ -112,6 +112,21 @@ def test_one_user_cannot_exceed_the_budget(records: Path, monkeypatch: pytest.Mo
     assert found["gpuwatch_series_dropped"] > 5 * 250
 
 
+def test_a_long_run_is_not_lost_among_many_short_ones(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory, "RECORDS_PER_USER", 3)
+    with rank(records, name="long"):
+        (long,) = records.glob("*.gpw")
+        os.utime(long, (1000, 1000))  # its stores do not touch them
+        for number in range(5):
+            write_run(records, f"short{number}")
+        exporter = Exporter(records, Sampler(no_gpus))
+        for _ in range(2):
+            assert series(exporter.text())['gpuwatch_rank_up{rank="0",run="long"}'] == 1
+        assert len(take_inventory(records, inventory.Leases()).entries) == 3
+        assert long not in {entry.path for entry in take_inventory(records).entries}
+    assert long not in {entry.path for entry in take_inventory(records, inventory.Leases()).entries}
+
+
 @as_root
 def test_whoever_says_too_much_takes_no_room_of_other_users(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "leased", lambda file: True)
