@@ -76,25 +76,25 @@ class DeathWatch:
             return self._dead.get(record)
 
     def _run(self) -> None:
-        waiting: dict[Path, tuple[int, Death]] = {}  # dead, and how is not known yet
+        waiting: dict[Path, tuple[int, Death, float]] = {}  # dead, and how is not known yet; the last is monotonic
         while not self._stopped.is_set():
             with self._lock:
                 held = {file: path for path, file in self._held.items()}
             for file in _ended(held, 0.05 if waiting else POLL_SECONDS):
                 path, death = held[file], Death(time.time())
-                waiting[path] = file, death
+                waiting[path] = file, death, time.monotonic()
                 with self._lock:
                     del self._held[path]
                     self._dead[path] = death
-            for path, (file, death) in list(waiting.items()):
+            for path, (file, death, since) in list(waiting.items()):
                 status = _status(file)
-                if status is None and time.time() - death.at < STATUS_SECONDS:
+                if status is None and time.monotonic() - since < STATUS_SECONDS:
                     continue
                 del waiting[path]
                 os.close(file)
                 with self._lock:
                     self._dead[path] = Death(death.at, status)
-        for file, _ in waiting.values():
+        for file, _, _ in waiting.values():
             os.close(file)
 
 

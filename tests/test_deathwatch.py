@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuwatch import deathwatch
 from gpuwatch.advisor import advise_run
 from gpuwatch.death import Death, death_of
 from gpuwatch.deathwatch import DeathWatch
@@ -53,6 +54,21 @@ def test_the_order_of_deaths_and_their_causes_are_seen(tmp_path: Path, watch: De
                 "it was ended by SIGKILL",
                 "it was ended by SIGTERM",
             ]
+
+
+def test_a_clock_that_goes_back_keeps_no_descriptor_of_the_dead(
+    tmp_path: Path, watch: DeathWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deathwatch, "STATUS_SECONDS", 0.1)
+    monkeypatch.setattr(deathwatch, "_status", lambda process: None)
+    before = len(os.listdir("/proc/self/fd"))
+    with rank(tmp_path) as process:
+        (path,) = tmp_path.glob("*.gpw")
+        watch.keep([path])
+        process.kill()
+        eventually(lambda: watch.of(path))
+        monkeypatch.setattr("gpuwatch.deathwatch.time.time", lambda: 1000.0)
+    eventually(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
 def test_a_record_that_nobody_holds_is_not_waited_for(tmp_path: Path, watch: DeathWatch) -> None:
