@@ -22,8 +22,8 @@ from gpuwatch.service import environment
 SECONDS = 30.0
 """How long it may take; a page of eight ranks takes half a second."""
 
-MOST_BYTES = 1 << 29
-"""Address space that it may take."""
+MOST_BYTES = 208 << 20
+"""Address space that it may take: with the daemon it fits into the 256 MiB that a service or a container has."""
 
 LONGEST_ANSWER = 1 << 24
 
