@@ -127,7 +127,48 @@ def a_queue_that_memory_cannot_hold(leaks: bool) -> AfterStep:
     return lambda step, output, loss: ring.append(wide())
 
 
+def lists_of_many(leaks: bool) -> AfterStep:
+    users: dict[int, collections.deque[torch.Tensor]] = {
+        number: collections.deque(maxlen=None if leaks else 3) for number in range(90)
+    }
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        for number in range(90):
+            users[number].append(torch.zeros(64))
+
+    return after
+
+
+def simple_queue(leaks: bool) -> AfterStep:
+    outbox: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def taken(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        outbox.put(wide())
+        outbox.get()
+
+    return taken if not leaks else lambda step, output, loss: outbox.put(wide())
+
+
+def under_changing_names(leaks: bool) -> AfterStep:
+    kept: collections.deque[torch.Tensor] = collections.deque(maxlen=None if leaks else 9)
+    names: dict[str, Any] = {}
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        kept.append(wide())
+        names.clear()
+        names[f"since {step // 20}"] = kept
+
+    def hidden(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        ring[0](step, output, loss)
+
+    ring = [after]
+    return hidden
+
+
 NAMED: list[tuple[Twin, str]] = [
+    (lists_of_many, "users (dict)"),
+    (simple_queue, "outbox"),
+    (under_changing_names, "kept"),
     (keyed_by_tensors, "seen"),
     (linked_list, "newest (chain of Link)"),
     (pairs_within_pairs, "history (chain of tuple)"),
@@ -274,6 +315,10 @@ def code_of(text: str) -> list[CodeType]:
         ("items.append(x)\nif len(items) < 10: print(x)", False),
         ("if len(items) > 10: print(sum(items[-10:]))\nitems.append(x)", False),
         ("if len(others) < 10: items.append(x)", False),
+        ("def keep(items, x): items[x].append(x)\nif len(items[x]) > 3: items[x].pop(0)", True),
+        ("items[x] = items[x][-3:]", True),
+        ("items[x] = y[-3:]", False),
+        ("items.append(others.pop())", False),
         ("self.items = ()\nfor x in y: self.items += (x,)", False),
     ],
 )
@@ -295,6 +340,41 @@ def test_what_grows_only_up_to_a_length_is_bounded(text: str, bounded: bool) -> 
 )
 def test_the_line_that_makes_it_grow_is_told(text: str) -> None:
     assert grown_at("items", code_of(text), None).startswith("train.py:2 (")
+
+
+def kept_by_parameters(leaks: bool) -> AfterStep:
+    model = perceptron()
+    model[0].weight.history = collections.deque(maxlen=None if leaks else 9)  # type: ignore[union-attr]
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        model[0].weight.history.append(wide())  # type: ignore[operator, union-attr]
+
+    return after
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_an_attribute_of_a_parameter(leaks: bool) -> None:
+    findings = leak_findings(train(STEPS, after=kept_by_parameters(leaks)))
+    assert [finding.rule for finding in findings] == (["leak-tensors"] if leaks else [])
+    assert not leaks or "0.weight.history" in findings[0].where
+
+
+remembered_lately: list[torch.Tensor] = []
+
+
+def forget() -> None:
+    """Elsewhere than on the stack: takes out again what others put into the module's variable."""
+    remembered_lately.pop(0)
+
+
+def test_a_function_of_the_module_that_takes_out_is_known_by_the_global_variable() -> None:
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        remembered_lately.append(wide())
+        if len(remembered_lately) > 200:
+            forget()
+
+    assert not leak_findings(train(100, after=after))
+    remembered_lately.clear()
 
 
 def test_a_list_too_long_to_come_to_its_end_is_left_as_it_was() -> None:

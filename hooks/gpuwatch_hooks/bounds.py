@@ -31,6 +31,9 @@ _CAPACITY = re.compile(
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _BRACKETS = re.compile(r"\[[^\]]*\]|<[^>]*>|\([^)]*\)")
 
+_INDEXES = frozenset(
+    {"LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_CONST", "LOAD_DEREF", "BINARY_SUBSCR", "BINARY_OP"}
+)
 _ONCE = frozenset({"__init__", "__new__", "__post_init__", "<module>"})
 _GROWS = frozenset({"append", "appendleft", "add", "extend", "setdefault"})
 
@@ -105,21 +108,24 @@ def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
     steps = instructions(code)
     found = []
     stores = []
-    appended = assigned = loaded = sliced = False
+    appended = assigned = loaded = sliced = cut = False
     for place, step in enumerate(steps):
+        if step.opname == "STORE_SUBSCR" and cut:
+            found.append(TRIMMED)  # one of those within it
         if step.opname.startswith("STORE_") and names(step, name):
             if loaded and sliced:
                 found.append(TRIMMED)  # what it held before, but for some
             elif not loaded:
                 stores.append(step)
         if step.opname.startswith(("STORE_", "POP_TOP")):
-            loaded = sliced = False
+            loaded = sliced = cut = False
         sliced = sliced or "SLICE" in step.opname
+        cut = cut or (loaded and "SLICE" in step.opname)
         if not loads(step, name):
             continue
         loaded = True
         following = steps[place + 1 : place + 1 + WITHIN]
-        method = following[0].argval if following and following[0].opname in ("LOAD_METHOD", "LOAD_ATTR") else None
+        method = _method(following)
         if method in _TRIMS or _before_statement_ends(following, "DELETE_S"):
             found.append(TRIMMED)
         if method == "clear":
@@ -131,6 +137,16 @@ def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
     if _emptied_by(stores, steps, code):
         found.append(EMPTIED)
     return tuple(found)
+
+
+def _method(following: list[dis.Instruction]) -> str | None:
+    """The method that is called of what was just loaded, or of one of its elements."""
+    for step in following:
+        if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            return str(step.argval)
+        if step.opname not in _INDEXES:
+            return None
+    return None
 
 
 def _emptied_by(stores: list[dis.Instruction], steps: list[dis.Instruction], code: CodeType) -> bool:

@@ -39,6 +39,7 @@ from gpuwatch_hooks.suspects import (
     judge,
     rose,
     rose_tensors,
+    settled,
     shrank,
 )
 from gpuwatch_hooks.telling import alike, bytes_per_step, growth_text, leak_text, most_telling, remembering, site_text
@@ -114,6 +115,7 @@ class LeakProbe:
         self.points: dict[Key, deque[Point]] = {}
         self.peaks: dict[Key, float] = {}  # what a name held before it was cleared
         self.said: dict[Key, tuple[str, str]] = {}
+        self.addresses: dict[int, Key] = {}  # the names of objects at the last search
         self.epoch_steps: int | None = None  # of the last epoch that ended
         self._last_step = 0
         self._thread = 0
@@ -189,6 +191,7 @@ class LeakProbe:
         ]
 
     def _compare(self, step: int, walk: Walk, roots: Roots, around: Surroundings) -> None:
+        self._rename(walk)
         verdicts: dict[Key, Verdict] = {}
         known: dict[Key, Known] = {}
         for key, holding in walk.found.items():
@@ -196,6 +199,8 @@ class LeakProbe:
                 continue
             points = self.points.setdefault(key, deque(maxlen=KEPT_POINTS))
             point = self._point(step, holding, around)
+            if points and settled(points, point):
+                points.clear()
             if points and shrank(points[-1], point):
                 self.peaks[key] = max(self.peaks.get(key, 0.0), amounts(points)[-1])
                 points.clear()
@@ -217,6 +222,20 @@ class LeakProbe:
             self._take_back(key)
         self._forget(step, walk)
         self._excuse(walk, roots, verdicts)
+
+    def _rename(self, walk: Walk) -> None:
+        """What was met under another name at the last search keeps its past: a loop's variable may have it for a while.
+
+        Objects are compared by their addresses. What was made since at the address of one that is gone is as a rule
+        smaller, and begins anew.
+        """
+        for key, held in walk.held.items():
+            before = self.addresses.get(id(held.thing))
+            if before is not None and before in self.points and before not in walk.found and key not in self.points:
+                move(self.points, before, key)
+                move(self.peaks, before, key)
+                move(self.said, before, key)
+        self.addresses = {id(held.thing): key for key, held in walk.held.items()}
 
     def _point(self, step: int, holding: Holding, around: Surroundings) -> Point:
         span: float | None = None
@@ -286,6 +305,12 @@ class LeakProbe:
             self.retention.explained(
                 mark for thing in held for node in graph_nodes(thing, deadline) for mark in marks_below(node)
             )
+
+
+def move(facts: dict[Key, Any], before: Key, key: Key) -> None:
+    """Know by another name what was known."""
+    if before in facts:
+        facts[key] = facts.pop(before)
 
 
 def gradient_with_graph(model: torch.nn.Module) -> list[Root]:

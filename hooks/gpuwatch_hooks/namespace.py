@@ -82,8 +82,8 @@ def stack_roots(frame: FrameType | None) -> Roots:
         frame = frame.f_back
     functions: list[CodeType] = []
     for module, variables in own_modules():
+        functions.extend(_code_of_functions(variables))
         if id(variables) not in namespaces:
-            functions.extend(_code_of_functions(variables))
             namespaces[id(variables)] = _module_roots(variables, f"{module} (module)")
     logs = [Root("logging.root", logging.root, "logging (module)")]
     elsewhere, theirs = _of_other_threads()

@@ -143,7 +143,7 @@ def attributes(name: str, thing: Any, kind: type, parameters: bool = False) -> I
     elif kind is threading.local:
         own = threading.local.__getattribute__(thing, "__dict__")  # the searching thread's part of it
         yield from ((f"{name}.{key}", value) for key, value in list(own.items()))
-    elif kind.__module__ in ("itertools", "functools", "builtins") and not issubclass(kind, BaseException):
+    elif kind.__module__ in ("itertools", "functools", "builtins", "_queue") and not issubclass(kind, BaseException):
         for part in gc.get_referents(thing)[:MOST_REFERENTS] if kind.__name__ not in ("object", "super") else ():
             if type(part) is not type:
                 yield f"{name}<{kind.__name__}>", part
@@ -204,6 +204,9 @@ def _hooks_of_parameters(name: str, parameters: dict[str, Any]) -> Iterator[tupl
                 registered = getattr(parameter, hooks, None)
             if registered:
                 yield f"{name}.{key}.{hooks}", registered
+        # Attributes that a program gave it: a list of its gradients, an importance.
+        own = object.__getattribute__(parameter, "__dict__") if issubclass(type(parameter), torch.Tensor) else {}
+        yield from ((f"{name}.{key}.{attribute}", value) for attribute, value in list(own.items()) if leads_on(value))
 
 
 def _of_class(thing: type) -> Iterator[tuple[str, Any]]:

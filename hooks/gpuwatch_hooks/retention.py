@@ -119,7 +119,8 @@ class RetentionProbe:
     def step_of(self, number: int) -> int:
         """The step in which a graph's node was made, by its number; as exact as steps were looked at."""
         at = bisect.bisect_left(self.numbers, (number, 0))
-        return self.numbers[min(at, len(self.numbers) - 1)][1]
+        # What is newer than the last marked step was made since, up to now.
+        return self.numbers[at][1] if at < len(self.numbers) else self.clock.steps
 
     def _mark(self, step: int, outputs: list[torch.Tensor]) -> None:
         marked = self.recent[-1] if self.recent and self.recent[-1].step == step else None

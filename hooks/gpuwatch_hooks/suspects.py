@@ -131,7 +131,8 @@ def amounts(points: Iterable[Point]) -> list[float]:
         return [point.span or 0.0 for point in known]
     if known[-1].single:
         return [point.pinned_bytes for point in known]
-    if known[-1].length <= FEW:  # those before had no more, or it has shrunk
+    # Those before had no more, or it has shrunk; many lists that are always the same number are counted by a sample.
+    if known[-1].length <= FEW or known[0].length == known[-1].length:
         return [point.parts for point in known]
     return [float(point.length) for point in known]
 
@@ -161,6 +162,12 @@ def growing(points: deque[Point]) -> bool:
     """Whether it grew at the last two searches: no suspect yet, but worth another look soon."""
     last = amounts(points)[-3:]
     return len(last) == 3 and last[0] < last[1] < last[2] and not (points[-1].single and points[-1].span is None)
+
+
+def settled(points: deque[Point], point: Point) -> bool:
+    """Whether a container of containers has stopped to grow itself: from now on its parts count."""
+    same = points[-1].length == point.length != points[0].length
+    return same and point.length > FEW and point.parts != point.length
 
 
 def rose_tensors(points: deque[Point]) -> float:

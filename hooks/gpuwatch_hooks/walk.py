@@ -167,7 +167,10 @@ class Walk:
         length = length_of(at.thing, kind)
         weight = weight.times((len(elements) if type(elements) is list else length) / count)
         # What is in objects is followed by their attributes' names, what is in containers within this one by its parts.
-        nested = any(issubclass(type(part), (list, dict, deque, set)) for part in inner)
+        values = (
+            part[1] if issubclass(kind, dict) and type(part) is tuple and len(part) == 2 else part for part in inner
+        )
+        nested = any(issubclass(type(value), (list, dict, deque, set)) for value in values)
         limit = limit_of(at.thing, kind, at.owner)
         if limit is not None and limit * weight.pinned_bytes > length * MEMORY_BYTES:
             limit = None  # memory ends before it does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from time import thread_time_ns
@@ -24,6 +24,7 @@ MOST_NAMED = 64
 MOST_OPENED = 8_192
 _NO_WEIGHT = (*OPAQUE, type)
 _PLAIN = (float, str, int, bytes, bytearray, complex, io.BytesIO, io.StringIO)
+_SIZE_OF: dict[type, Callable[[Any], int]] = {base: base.__sizeof__ for base in _PLAIN}
 GRAPHS_WEIGHED = 4
 """Elements of a container whose graphs are weighed, the others by these."""
 
@@ -90,6 +91,15 @@ class Scale:
         """What the first of these objects keep together, and how many could be weighed."""
         weight = Weight()
         for count, thing in enumerate(things):
+            size_of = _SIZE_OF.get(type(thing))
+            if size_of is not None:  # most things are: they are weighed without a call for each
+                self.left -= 1
+                if id(thing) not in self.storages:
+                    self.storages.add(id(thing))
+                    weight.plain_bytes += size_of(thing)
+                if self.left < 0:
+                    return weight, count + 1
+                continue
             part = self.weigh(thing, depth)
             if self.left < 0 and count:
                 return weight, count
@@ -155,8 +165,12 @@ def graph_nodes(thing: Any, deadline: int) -> Iterator[Any]:
 
 def plain_bytes(thing: Any, kind: type) -> int:
     """Bytes of a text, a number or a buffer; 0 for anything else. Nothing of the user's is asked."""
-    base = next((base for base in _PLAIN if issubclass(kind, base)), None)
-    return 0 if base is None else base.__sizeof__(thing)
+    size = _SIZE_OF.get(kind)
+    if size is None:
+        if not issubclass(kind, _PLAIN):
+            return 0
+        size = next(_SIZE_OF[base] for base in _PLAIN if issubclass(kind, base))
+    return size(thing)
 
 
 def plain_bytes_of_object(thing: Any, kind: type) -> int:
