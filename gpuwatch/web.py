@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ def application(directory: Path, sampler: Sampler, allowed: Callable[[str | None
         openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
         content = exporter.text(openmetrics).encode()
         headers = {}
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if _takes_gzip(request.headers.get("accept-encoding", "")):
             content, headers = gzip.compress(content, COMPRESSION), {"Content-Encoding": "gzip"}
         return Reply(HTTPStatus.OK, OPENMETRICS if openmetrics else PLAIN, content, headers)
 
@@ -101,6 +102,11 @@ class _StatusPage:
         except aside.AsideError as error:
             text = f"cannot make this page: {error}; /metrics is served all the same\n"
             return Reply(HTTPStatus.SERVICE_UNAVAILABLE, content=text.encode())
+
+
+def _takes_gzip(header: str) -> bool:
+    codings = {name.strip(): weight for name, _, weight in (part.partition(";") for part in header.split(","))}
+    return "gzip" in codings and not re.fullmatch(r"\s*q=0(\.0*)?\s*", codings["gzip"])
 
 
 def ready(directory: Path) -> Reply:

@@ -78,6 +78,13 @@ def test_a_scrape_speaks_openmetrics_and_gzip_when_asked(served: Daemon) -> None
     assert reply.headers["Content-Type"].startswith("application/openmetrics-text")
     assert reply.headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(reply.body).endswith(b"# EOF\n")
+    for header, gzipped in (
+        ("deflate, gzip;q=0.5", True),
+        ("gzip;q=0", False),
+        ("identity", False),
+        ("x-gzipped", False),
+    ):
+        assert ("Content-Encoding" in served.get("/metrics", **{"Accept-Encoding": header}).headers) is gzipped
 
 
 def test_a_silent_connection_does_not_hold_up_a_scrape(served: Daemon) -> None:
