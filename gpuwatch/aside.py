@@ -94,7 +94,7 @@ def _answered(child: int, connection: socket.socket, module: str, told: Iterable
         raise AsideError(f"{module} took more than {SECONDS:g} s") from None
     finally:
         status = _waited(child)
-    if status:
+    if status or not said:
         raise AsideError(f"{module} failed: {_ending(status)}")
     return bytes(said)
 
@@ -102,7 +102,7 @@ def _answered(child: int, connection: socket.socket, module: str, told: Iterable
 def _waited(child: int) -> int:
     try:
         return os.waitpid(child, 0)[1]
-    except ChildProcessError:  # SIGCHLD is ignored
+    except ChildProcessError:  # SIGCHLD is ignored: what it said must do
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,7 @@ LONG = f"from gpuwatch import aside; aside.begin(); print('x' * {aside.LONGEST_A
     [
         ("raise SystemExit(3)", "errand failed: exit status 3"),
         ("import os; os.abort()", "errand failed: signal 6"),
+        ("", "errand failed: exit status 0"),
         (LONG, "errand failed: signal 9"),
         ("from gpuwatch import aside; aside.begin(); bytearray(1 << 30)", "errand failed: exit status 1"),
     ],
@@ -62,6 +64,18 @@ def test_one_that_never_ends_is_ended(module: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(aside, "SECONDS", 0.2)
     with pytest.raises(aside.AsideError, match=r"errand took more than 0\.2 s"):
         aside.ask("errand", [], [])
+
+
+def test_where_children_are_ignored_the_answer_alone_counts(module: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        module.write_text(ECHO)
+        assert aside.ask("errand", [], [1]) == b"[1] []\n"
+        module.write_text("raise SystemExit(3)")
+        with pytest.raises(aside.AsideError):
+            aside.ask("errand", [], [1])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 @pytest.mark.parametrize("python", ["", "/nowhere/python"])
