@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,20 +50,27 @@ class Inventory:
     passed_over: dict[str, int] = field(default_factory=dict)
 
 
+_File = tuple[int, str, int, int]
+"""A file that should be a record, before it is known whether it is read: modified, name, inode, size. The directory of
+a careless user has ten thousand.
+"""
+
+
 class Leases:
     """Which records a process holds. Each is asked until it is not held: it never is again. For one thread."""
 
     def __init__(self) -> None:
-        self._ended: set[tuple[Path, int]] = set()
+        self._ended: set[int] = set()
 
-    def held(self, entry: Entry) -> bool:
+    def held(self, directory: Path, file: _File) -> bool:
         """Whether a process holds this record."""
-        key = entry.path, entry.identity[0]
+        modified, name, inode, _ = file
+        key = hash((inode, modified))
         if key in self._ended:
             return False
         try:
-            with opened(entry.path) as (file, _):
-                if leased(file):
+            with opened(directory / name) as (descriptor, _):
+                if leased(descriptor):
                     return True
         except (OSError, RecordError):
             pass
@@ -81,7 +87,7 @@ def take_inventory(directory: Path, leases: Leases | None = None) -> Inventory:
     mapped file do not touch its times.
     """
     found = Inventory()
-    users: dict[int, list[Entry]] = defaultdict(list)
+    users: dict[int, list[_File]] = defaultdict(list)
     try:
         with os.scandir(directory) as listing:
             for entry in listing:
@@ -96,27 +102,22 @@ def take_inventory(directory: Path, leases: Leases | None = None) -> Inventory:
                 if stat.S_ISREG(status.st_mode):
                     found.bytes += 512 * status.st_blocks
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
-                    identity = status.st_ino, status.st_size, status.st_mtime_ns
-                    users[status.st_uid].append(Entry(Path(entry.path), status.st_uid, status.st_mtime_ns, identity))
+                    users[status.st_uid].append((status.st_mtime_ns, entry.name, status.st_ino, status.st_size))
         system = os.statvfs(directory)
     except FileNotFoundError:
         return Inventory()
     found.free_bytes = system.f_bavail * system.f_frsize
-    for entries in users.values():
-        entries.sort(key=lambda entry: (entry.modified, entry.path.name))
-        if len(entries) > RECORDS_PER_USER:
-            found.passed_over["user"] = found.passed_over.get("user", 0) + len(entries) - RECORDS_PER_USER
-            if leases is not None:
-                entries.sort(key=_written_now(entries[:-RECORDS_PER_USER], leases))
-        found.entries += entries[-RECORDS_PER_USER:]
+    for uid, files in users.items():
+        files.sort()
+        old, files = files[:-RECORDS_PER_USER], files[-RECORDS_PER_USER:]
+        if old:
+            found.passed_over["user"] = found.passed_over.get("user", 0) + len(old)
+            written = [] if leases is None else [file for file in old if leases.held(directory, file)]
+            files = [*files, *written][-RECORDS_PER_USER:]
+        for modified, name, inode, size in files:
+            found.entries.append(Entry(directory / name, uid, modified, (inode, size, modified)))
     found.entries.sort(key=lambda entry: entry.path.name)
     return found
-
-
-def _written_now(old: Sequence[Entry], leases: Leases) -> Callable[[Entry], bool]:
-    """Whether an entry is one of the old ones that are still written."""
-    written = {entry.path for entry in old if leases.held(entry)}
-    return lambda entry: entry.path in written
 
 
 def troubles(inventory: Inventory) -> list[str]:
