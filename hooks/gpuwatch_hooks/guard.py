@@ -1,14 +1,16 @@
 """The one place where an exception of ours is stopped.
 
 Everything that torch or the user's program calls into goes through :func:`guarded`. It lets KeyboardInterrupt and
-SystemExit pass, logs a probe's first fault with its traceback, counts all of them, and switches the probe off after
-three, so that a broken probe costs a call and nothing else.
+SystemExit pass, and what a handler of a signal raises while we happen to run. It logs a probe's first fault with its
+traceback, counts all of them, and switches the probe off after three, so that a broken probe costs a call and nothing
+else.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import signal
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
 
@@ -119,11 +121,28 @@ def _any_arguments(point: Point) -> Callable[..., object]:
     return call
 
 
+def of_a_signal(fault: BaseException) -> bool:
+    """Whether a handler of a signal raised it, and it is the user's: handlers run wherever the main thread is.
+
+    torch's own tells that way that a loader worker died, a user's that something took too long.
+    """
+    handlers = [getattr(handler, "func", handler) for handler in map(signal.getsignal, signal.valid_signals())]
+    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
+    step = fault.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code in codes:
+            return True
+        step = step.tb_next
+    return False
+
+
 def _off(*_: object) -> None:
     return None
 
 
 def _stopped(point: Point, fault: Exception) -> object:
+    if of_a_signal(fault):
+        raise fault
     count = _faults[point.probe] = _faults.get(point.probe, 0) + 1
     if count >= LIMIT:
         for other in POINTS[point.probe]:
