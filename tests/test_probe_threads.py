@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 import gpuwatch
 from gpuwatch.advisor import Finding
 from gpuwatch.catalog import LOCAL_RANKS, OTHER_THREAD_CORES, TORCH_THREADS
-from gpuwatch_hooks.threads import python_threads
+from gpuwatch_hooks import threads
+from gpuwatch_hooks.threads import BusyThread, python_threads
 from tests.loops import Slow, epochs, found, only, perceptron
 
 pytestmark = pytest.mark.usefixtures("records")
@@ -110,3 +111,51 @@ def test_threads_of_torch_and_of_the_training_loop_are_not_counted() -> None:
         over.set()
         mine.join()
     assert "mine" in names and "pins" not in names and threading.current_thread().name not in names
+
+
+# -- glances ---------------------------------------------------------------------------------------------------------
+
+
+def glanced(monkeypatch: pytest.MonkeyPatch, asleep: Sequence[bool | None], taken: Sequence[bool]) -> BusyThread:
+    """A thread after glances that found this."""
+    seen = list(taken)
+    monkeypatch.setattr(threads, "turn_is_taken", lambda: seen.pop(0))
+    thread = BusyThread(threading.current_thread())
+    for answer in asleep:
+        monkeypatch.setattr(threads, "asleep_meanwhile", lambda tid, answer=answer: answer)
+        thread.glance(0)
+    assert not seen, "asked only where a glance did not tell"
+    return thread
+
+
+def test_a_thread_that_is_asleep_in_most_glances_needs_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert glanced(monkeypatch, [True] * 5 + [False], []).needs_turns
+    assert not glanced(monkeypatch, [True] * 3 + [False] * 3, []).needs_turns
+    assert not glanced(monkeypatch, [True] * 5, []).needs_turns, "not settled yet"
+
+
+def test_where_a_glance_does_not_tell_the_interpreter_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert glanced(monkeypatch, [None] * 6, [True] * 4 + [False] * 2).needs_turns
+    assert not glanced(monkeypatch, [None] * 6, [False] * 6).needs_turns
+    settled = glanced(monkeypatch, [None, True, True, True, False, None], [True, False])
+    assert settled.needs_turns and not settled.glances and settled.next_check > 0
+
+
+def test_a_thread_that_sleeps_is_asleep_and_one_that_is_gone_tells_nothing() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    tid = thread.native_id
+    # Sooner or later: it may still be on its way to sleep, or the machine take this thread off its core.
+    assert any(threads.asleep_meanwhile(tid) for _ in range(10_000))
+    assert threads.state_of(tid) in "SR" and (threads.time_on_core(tid) or 0) > 0
+    over.set()
+    thread.join()
+    while threads.state_of(tid):
+        time.sleep(0.001)  # the system takes its time
+    assert threads.asleep_meanwhile(tid) is None and threads.time_on_core(tid) is None
+    assert threads.time_on_core(None) is None
+
+
+def test_alone_nobody_takes_the_turn() -> None:
+    assert not threads.turn_is_taken()

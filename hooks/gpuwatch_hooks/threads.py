@@ -1,22 +1,24 @@
 """Other Python threads of the process: how busy they are, and whether they make the training thread wait for its turn.
 
 Only one thread of a process runs Python at a time (the GIL). A thread that computes in a library may let it go, and is
-no trouble then; so before anything is said of a busy thread, the training thread lets go of the GIL for a millisecond,
-a few times at the end of a step, and measures how long it takes to have it back. A thread that wants it keeps it for
-5 ms (``sys.getswitchinterval``). On a run without a busy thread this is never done.
+no trouble then. What tells the two apart is a glance at the end of a step: while the training thread runs Python, and
+so has the GIL, one that needs it sleeps, and one that does not goes on. Where that one has no core, the training thread
+goes through a call that lets go of the GIL, as each operator of torch's does: only a thread that needs it takes it
+then, and keeps it for 5 ms (``sys.getswitchinterval``). Nothing here sleeps, or waits for anything but its own turn.
+Some glances settle the question for a minute, and on a run without a busy thread there is none.
 
 Torch's own threads (pin memory, autograd) are not counted, nor are threads in which no code of the user's runs.
 """
 
 from __future__ import annotations
 
-import statistics
+import ctypes
+import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
-from time import monotonic_ns
+from time import clock_gettime_ns, monotonic_ns, perf_counter_ns, thread_time_ns
 
 import torch
 
@@ -36,13 +38,25 @@ Usage = tuple[int, int]
 
 FEWEST_NANOSECONDS = 300_000_000
 READ_EVERY = 100_000_000
-TURNS = 4
-AGAIN_NANOSECONDS = 60_000_000_000
-"""Time after which a thread's turns are measured again."""
-
 OWN = "/proc/thread-self/schedstat"
-LET_GO_SECONDS = 0.001
-LONG_TURN_SECONDS = 0.002
+AGAIN_NANOSECONDS = 60_000_000_000
+"""Time after which it is asked again whether a thread needs the GIL."""
+
+GLANCE_NANOSECONDS = 60_000
+"""How long a glance takes at least: a thread that was woken, and finds the GIL taken, is asleep again by then."""
+
+INTERRUPTED_NANOSECONDS = 100_000
+"""A glance in which the training thread was off its core for longer says nothing: it may have lost the GIL."""
+
+CALLS = 4
+"""Calls that let go of the GIL, until one is answered late: a thread that needs it must be awake to take it."""
+
+LONG_TURN_NANOSECONDS = 2_000_000
+GLANCES = 6
+"""Glances after which the question is settled."""
+
+TAKING_SHARE = 0.6
+"""Of them, those that found a thread in need of the GIL, from which it is said."""
 
 
 class BusyThread:
@@ -53,8 +67,8 @@ class BusyThread:
         self.ident = thread.ident
         self.tid = thread.native_id
         self.readings: deque[tuple[int, Usage]] = deque()  # with the time of each
-        self.turns: list[float] = []  # seconds, of the last settled question
-        self.measured: list[float] = []  # of the open one
+        self.glances: list[bool] = []  # of the open question: did it need the GIL?
+        self.needs_turns = False  # by the last one that was settled
         self.next_check = 0
         self.place = ""
         self.said = False
@@ -94,16 +108,14 @@ class BusyThread:
         """Whether it is to be found out if training waits for it."""
         return now >= self.next_check and bool(self.place) and self.busy()
 
-    def measure(self, now: int) -> None:
-        """Measure one turn; after some of them the question is settled for a while."""
-        self.measured.append(time_of_turn())
-        if len(self.measured) >= TURNS:
-            self.turns, self.measured = self.measured, []
+    def glance(self, now: int) -> None:
+        """See whether it works while the calling thread runs Python; after some glances the question is settled."""
+        asleep = asleep_meanwhile(self.tid)
+        self.glances.append(turn_is_taken() if asleep is None else asleep)
+        if len(self.glances) >= GLANCES:
+            self.needs_turns = sum(self.glances) >= TAKING_SHARE * len(self.glances)
+            self.glances = []
             self.next_check = now + AGAIN_NANOSECONDS
-
-    def holds_up(self) -> bool:
-        """Whether it was found to make the training thread wait."""
-        return bool(self.turns) and statistics.median(self.turns) >= LONG_TURN_SECONDS
 
 
 class ThreadProbe:
@@ -116,7 +128,7 @@ class ThreadProbe:
         record.values[record.series(LOCAL_RANKS.name)] = local_ranks
 
     def suspicious(self) -> bool:
-        """Whether turns are to be measured: then steps are looked at in a row."""
+        """Whether glances are to be taken: then steps are looked at in a row."""
         now = monotonic_ns()
         return any(thread.unsure(now) for thread in self.known.values())
 
@@ -128,7 +140,7 @@ class ThreadProbe:
             self._read(now)
         for thread in self.known.values():
             if thread.unsure(now):
-                thread.measure(now)
+                thread.glance(now)
 
     @guarded("threads")
     def publish(self) -> None:
@@ -140,11 +152,14 @@ class ThreadProbe:
         if used or not self.known:
             values[self.record.series(OTHER_THREAD_CORES.name)] = sum(used)
         for thread in self.known.values():
-            if thread.said or thread.holds_up():
+            if thread.said or thread.needs_turns:
                 thread.said = True
-                turn = 1000 * statistics.median(thread.turns)
-                evidence = f'thread "{thread.name}"; the training thread waits {turn:.1f} ms for its turn'
-                self.record.observe(RULE, thread.place, evidence, thread.share() if thread.holds_up() else 0.0)
+                turn = 1000 * sys.getswitchinterval()
+                evidence = (
+                    f'thread "{thread.name}"; it stands still while the training thread runs Python: they take turns, '
+                    f"of up to {turn:.0f} ms"
+                )
+                self.record.observe(RULE, thread.place, evidence, thread.share() if thread.needs_turns else 0.0)
 
     def _read(self, now: int) -> None:
         self._next_reading = now + READ_EVERY
@@ -177,14 +192,64 @@ def python_threads() -> Iterator[threading.Thread]:
             yield thread
 
 
-def time_of_turn() -> float:
-    """Seconds that the calling thread waits for the GIL after it let it go; its waits for a core are taken off."""
-    before = usage(OWN)
-    began = time.perf_counter()
-    time.sleep(LET_GO_SECONDS)
-    waited = time.perf_counter() - began - LET_GO_SECONDS
-    after = usage(OWN)
-    return waited - (after[1] - before[1]) / 1e9 if before and after else waited
+def asleep_meanwhile(tid: int | None) -> bool | None:
+    """Whether a thread sleeps while the calling one runs Python (True), or is at work (False); None where unsure.
+
+    It is unsure where the calling thread was off its core, for it may have lost the GIL; and where the other one would
+    run and has no core.
+    """
+    own, before, begun = thread_time_ns(), time_on_core(tid), perf_counter_ns()
+    while perf_counter_ns() - begun < GLANCE_NANOSECONDS:
+        pass
+    state, after = state_of(tid), time_on_core(tid)
+    took = perf_counter_ns() - begun
+    if before is None or after is None or took - (thread_time_ns() - own) > INTERRUPTED_NANOSECONDS:
+        return None
+    if after - before > took / 2:
+        return False
+    return True if state == "S" else None
+
+
+def turn_is_taken() -> bool:
+    """Whether another thread takes the GIL as soon as the calling one lets go of it. Waits for a core are taken off."""
+    for _ in range(CALLS):
+        before, begun = usage(OWN), perf_counter_ns()
+        os.sched_yield()
+        took, after = perf_counter_ns() - begun, usage(OWN)
+        if before and after and took - (after[1] - before[1]) >= LONG_TURN_NANOSECONDS:
+            return True
+    return False
+
+
+def time_on_core(tid: int | None) -> int | None:
+    """Nanoseconds that a thread of this process was on a core; None where it has ended, or the system does not tell.
+
+    The number of its clock is made as the kernel's headers do (``MAKE_THREAD_CPUCLOCK``, for the scheduler's clock):
+    that of a thread which has ended is refused, and asking lets go of nothing.
+    """
+    if tid is None:
+        return None
+    try:
+        return clock_gettime_ns(~tid << 3 | 6)
+    except OSError:
+        return None
+
+
+_c = ctypes.PyDLL(None)  # its functions are called without letting go of the GIL
+
+
+def state_of(tid: int | None) -> str:
+    """The kernel's letter for what a thread does: R for one that runs or would, S for one that sleeps; else empty.
+
+    Read without letting go of the GIL, which would wake the thread that waits for it.
+    """
+    file = _c.open(f"/proc/self/task/{tid}/stat".encode(), os.O_RDONLY | os.O_CLOEXEC)
+    if file < 0:
+        return ""
+    text = ctypes.create_string_buffer(256)
+    _c.read(file, text, 255)
+    _c.close(file)
+    return text.value.rpartition(b") ")[2][:1].decode()
 
 
 def usage(path: str) -> Usage | None:
