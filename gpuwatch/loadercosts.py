@@ -22,10 +22,12 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_EXPECTED_WAIT,
     LOADER_NEEDED_CORES,
     LOADER_PART_SECONDS,
     LOADER_PREFETCH,
     LOADER_READY,
+    LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
     PHASES,
     TRAINING_CORES,
@@ -88,7 +90,7 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
     """
     step = mean_step(steps, values.get(BATCHES.name, 0.0) / count if count > 0 else 0.0)
     advice = None if step is None else advice_of(values, step, run_seconds)
-    if advice is not None:
+    if step is not None and advice is not None:
         yield LOADER_ALONE, (), advice.making
         yield LOADER_BEST_WORKERS, (), float(advice.setting.workers)
         yield LOADER_BEST_PREFETCH, (), float(advice.setting.prefetch)
@@ -96,6 +98,8 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
         yield LOADER_NEEDED_CORES, (), advice.needed_cores
         if advice.affordable is not None:
             yield LOADER_AFFORDABLE, (), advice.affordable
+        if advice.expected_wait is not None:
+            yield LOADER_EXPECTED_WAIT, (), advice.expected_wait * step.batches
 
 
 def mean_step(steps: Steps, batches: float) -> MeanStep | None:
@@ -146,7 +150,7 @@ def batch_costs(values: Mapping[str, float], step: MeanStep, run_seconds: float,
     # For each second of CPU time the training thread waited this long for a core.
     delay = max(0.0, values.get(CPU_WAIT_SECONDS.name, 0.0)) / (cores * run_seconds) if cores * run_seconds else 0.0
     cpu = cores * step.total / step.batches
-    receiving = receiving_seconds(values, cpu)
+    receiving = receiving_seconds(values, cpu) + sampler_seconds(values)
     if present.workers:
         ran, blocked = values.get(WORKER_CPU.name), values.get(WORKER_BLOCKED.name)
         alone = mean if ran is None or blocked is None else mean * (ran + blocked)
@@ -184,7 +188,7 @@ def making_seconds(values: Mapping[str, float], step: MeanStep, present: Setting
 def mean_seconds(values: Mapping[str, float], step: MeanStep, present: Setting) -> float | None:
     """Mean time to make a batch: the training thread waits for it, or it is CPU time by the share of CPU time."""
     if not present.workers:
-        return step.waiting / step.batches
+        return max(0.0, step.waiting / step.batches - sampler_seconds(values))
     share = values.get(WORKER_CPU.name, 0.0)
     cpu = values.get(LOADER_BATCH_CPU_SECONDS.name)
     return cpu / share if cpu is not None and TOLD_APART < share < 1 else None
@@ -193,11 +197,19 @@ def mean_seconds(values: Mapping[str, float], step: MeanStep, present: Setting) 
 def receiving_seconds(values: Mapping[str, float], cpu: float) -> float:
     """What it costs the training thread to take a batch that is ready; of all its process does, ``cpu`` is CPU time."""
     measured = values.get(series_key(LOADER_PART_SECONDS.name, {"part": "transfer"}))
+    own = values.get(LOADER_RECEIVE_CPU_SECONDS.name, 0.0)
+    least = max(RECEIVING_SECONDS, own if sane(own) else 0.0)  # what it computes for that it spends
     if measured is None or not sane(measured):
-        return RECEIVING_SECONDS
+        return least
     # In a starved run what is ready is often a batch whose turn is later, and the time is that of the one before it.
-    believed = max(RECEIVING_SECONDS, cpu) if values.get(LOADER_READY.name, 0.0) >= MOSTLY_READY else RECEIVING_SECONDS
+    believed = max(least, cpu) if values.get(LOADER_READY.name, 0.0) >= MOSTLY_READY else least
     return min(measured, believed)
+
+
+def sampler_seconds(values: Mapping[str, float]) -> float:
+    """What the sampler takes for a batch: on the training thread, whoever makes the batch; 0 where it is not known."""
+    measured = values.get(series_key(LOADER_PART_SECONDS.name, {"part": "sampler"}), 0.0)
+    return measured if sane(measured) else 0.0
 
 
 def _device_seconds(values: Mapping[str, float], total: float) -> float:

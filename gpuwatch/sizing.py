@@ -43,7 +43,8 @@ class Advice:
 
     ``making`` is the mean time to make a batch (seconds, waits for a core left out), ``affordable`` the one at which
     training would hardly wait, None where batches cost no more. ``needed_cores`` are the cores at which they no longer
-    hold training up.
+    hold training up. ``expected_wait`` is how long training waits for a batch (seconds) as it is set now, None where
+    that was not worked out.
     """
 
     setting: Setting
@@ -51,6 +52,7 @@ class Advice:
     making: float
     affordable: float | None
     needed_cores: float
+    expected_wait: float | None = None
 
 
 def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False) -> Advice:
@@ -66,7 +68,8 @@ def recommend(costs: Costs, room: Room, present: Setting, crowded: bool = False)
     if keep and not (crowded and present.workers > best.workers):
         best = present
     expected = step_seconds(costs, room.cores, best)
-    return advice_for(costs, room, best, max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0)
+    advice = advice_for(costs, room, best, max(0.0, 1 - costs.training / expected) if expected > 0 else 0.0)
+    return replace(advice, expected_wait=max(0.0, step_seconds(costs, room.cores, present) - costs.training))
 
 
 def advice_for(costs: Costs, room: Room, setting: Setting, wait_ratio: float) -> Advice:

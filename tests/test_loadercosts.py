@@ -23,6 +23,7 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_EXPECTED_WAIT,
     LOADER_NEEDED_CORES,
     LOADER_PART_SECONDS,
     LOADER_PREFETCH,
@@ -236,3 +237,12 @@ def test_the_advice_is_in_the_history_and_published_and_a_record_cannot_forge_it
     assert best is not None and 1 <= best <= 8
     published = [number for metric, _, number in rank_series(snapshot).series if metric == LOADER_BEST_WORKERS]
     assert published == [best]
+
+
+def test_the_wait_by_what_batches_cost_is_told_however_it_comes() -> None:
+    """Two workers give a batch each 40 ms; training takes 10 ms. Waits for a core are in what was measured alone."""
+    expected = advised(HELPED, steps(0.020, 0.010))[LOADER_EXPECTED_WAIT.name]
+    assert 0.010 <= expected < 0.012
+    crowded = {**HELPED, WORKER_CPU.name: 0.1, WORKER_BLOCKED.name: 0.0, WORKER_CPU_WAIT.name: 0.9}
+    assert advised(crowded, steps(0.020, 0.010))[LOADER_EXPECTED_WAIT.name] < 0.001
+    assert LOADER_EXPECTED_WAIT.name not in advised(HELPED, steps(0.020, 0.0001)), "nothing to work out"

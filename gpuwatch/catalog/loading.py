@@ -22,8 +22,21 @@ LOADER_PART_SECONDS = rank_metric(
     "loader_batch_part_seconds",
     "gauge",
     "seconds",
-    "Median time of a batch by part: items, collate, transfer (worker to training process), pin, copy (to the device).",
+    "Median time of a batch by part: items, collate, transfer (worker to training process), pin, copy (to the device), "
+    "sampler (its indices, on the training thread).",
     "part",
+)
+LOADER_ORDER_SECONDS = rank_metric(
+    "loader_order_seconds",
+    "gauge",
+    "seconds",
+    "Median time of the sampler for all that an epoch's first batch needs, on the training thread.",
+)
+LOADER_RECEIVE_CPU_SECONDS = rank_metric(
+    "loader_receive_cpu_seconds",
+    "gauge",
+    "seconds",
+    "Median CPU time of the training thread to take a batch from a worker: to unpickle it, above all.",
 )
 LOADER_BATCH_SECONDS = rank_metric(
     "loader_batch_seconds",
@@ -100,6 +113,12 @@ LOADER_AFFORDABLE = rank_metric(
     "gauge",
     "seconds",
     "Mean time to make a batch at which training would hardly wait, with the workers that fit; absent if it is less.",
+)
+LOADER_EXPECTED_WAIT = rank_metric(
+    "loader_expected_wait_seconds",
+    "gauge",
+    "seconds",
+    "Mean wait of a step with the present setting, by what batches and training cost, waits for a core left out.",
 )
 SHARED_MEMORY_USED = rank_metric("shared_memory_used_bytes", "gauge", "bytes", "Bytes in use in /dev/shm.")
 SHARED_MEMORY_TOTAL = rank_metric("shared_memory_total_bytes", "gauge", "bytes", "Size of /dev/shm.")

@@ -36,7 +36,7 @@ from gpuwatch.report.shape import DataPart, WorkerPart
 from gpuwatch.report.wording import counted, said
 from gpuwatch.rulebook.waiting import WAIT_SHARE
 
-PARTS = ("items", "collate", "transfer", "pin", "copy")
+PARTS = ("items", "collate", "transfer", "pin", "copy", "sampler")
 _QUANTILES = {"p10": "0.1", "p50": "0.5", "p90": "0.9", "p99": "0.99"}
 HEADINGS = ("worker", "batches", "busy", "no core", "runs", "blocked", "resident", "unique", "starts")
 """``busy`` and ``no core`` are shares of a worker's time, ``runs`` and ``blocked`` of the time it makes batches."""

@@ -21,8 +21,10 @@ from gpuwatch.expr import Quantity
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
 from gpuwatch.rulebook.waiting import (
     MAKING,
+    ON_TRAINING_THREAD,
     RESTART_COST,
     RESTART_SHARE,
+    SAMPLER_KEY,
     SHARE,
     WAIT_SHARE,
     WAITING,
@@ -171,7 +173,7 @@ RULES = (
         title="The items are made again at every epoch, and all of them would fit in memory",
         severity="info",
         scope="rank",
-        when=WAITING & (EPOCH_RESTARTS >= 1) & (DATASET_BYTES / HOST_AVAILABLE <= 0.5),
+        when=(WAITING & (EPOCH_RESTARTS >= 1) & (DATASET_BYTES / HOST_AVAILABLE <= 0.5)).unless(ON_TRAINING_THREAD),
         hold_minutes=2,
         value=Quantity("size", DATASET_BYTES, "bytes"),
         quantities=(
@@ -197,6 +199,7 @@ RULES = (
         examples=(
             Example("a small data set, decoded at every epoch", _decoded(30_000), True),
             Example("a data set larger than memory", _decoded(1_200_000), False),
+            Example("a slow sampler", {**_decoded(30_000), SAMPLER_KEY: flat(0.020)}, False),
             Example("the first epoch", _decoded(30_000, restarts=0), False),
             Example("no wait", _decoded(30_000, wait=0.001), False),
             Example("tensors in memory", {**_decoded(30_000), LOADER_ITEM_SECONDS.name: flat(8e-6)}, False),

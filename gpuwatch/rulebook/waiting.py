@@ -13,7 +13,11 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_EXPECTED_WAIT,
     LOADER_ITEM_SECONDS,
+    LOADER_ORDER_SECONDS,
+    LOADER_PART_SECONDS,
+    LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
     PHASE_SECONDS,
     WINDOW_STEP_SECONDS,
@@ -32,19 +36,30 @@ MAKING = LOADER_BATCH_SECONDS.where(quantile="0.5")
 # A share alone is no evidence: on steps of a few milliseconds the queue of a worker is most of the time, and on a busy
 # machine its wait was seen to reach 3 ms without any fault. And a batch indexed out of tensors in memory costs well
 # under 50 us an item: a worker's queue would cost more.
-WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.005
+# Workers that sleep for the same time hand over their batches together: then most steps wait for nothing, and the rest
+# for long. A mean would tell, and be taken in by every hiccup of a busy machine; what a step has to wait by what its
+# batches cost is not.
+WORTH_A_LOOK = (WINDOW_WAIT_SECONDS >= 0.005) | (LOADER_EXPECTED_WAIT >= 0.005)
 IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
 # Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
 STARVED = WORKER_CPU_WAIT >= 0.3
 LONG_WAIT = (WAIT_SHARE >= 0.10) & WORTH_A_LOOK
 WAITING = LONG_WAIT.unless(IN_MEMORY)
+# What the training thread itself does for a batch, which no worker could do for it: the sampler runs on it, and so
+# does the unpickling of what is no tensor.
+SAMPLER_PART = LOADER_PART_SECONDS.where(part="sampler")
+SLOW_SAMPLER = (SAMPLER_PART / WINDOW_WAIT_SECONDS >= 0.5) & (SAMPLER_PART >= 0.0025)
+SLOW_RECEIPT = (LOADER_RECEIVE_CPU_SECONDS / WINDOW_WAIT_SECONDS >= 0.5) & (LOADER_RECEIVE_CPU_SECONDS >= 0.0025)
+ON_TRAINING_THREAD = SLOW_SAMPLER | SLOW_RECEIPT
 STALLED = WAITING.unless(STARVED)
 
 RESTART_SHARE = EPOCH_RESTART_SECONDS / (PHASE_SECONDS + EPOCH_START_SECONDS)
 RESTART_COST = EPOCH_RESTART_SECONDS / EPOCH_RESTARTS
+SLOW_ORDER = LOADER_ORDER_SECONDS / RESTART_COST >= 0.5
 
 SHARE = Quantity("share", WAIT_SHARE, "ratio")
 WAIT = Quantity("wait", WINDOW_WAIT_SECONDS, "seconds")
+EXPECTED = Quantity("expected", LOADER_EXPECTED_WAIT, "seconds")
 STEP = Quantity("step", MEDIAN_STEP, "seconds")
 WORKERS = Quantity("workers", LOADER_WORKERS, "count")
 CORES = Quantity("cores", CPU_BUDGET, "count")
@@ -61,16 +76,16 @@ RECOMMENDED = (
 SETTING = Clause(
     "By this run's own costs `num_workers={best}, prefetch_factor={ahead}` is enough: about {left} of step time would "
     "still be spent waiting.",
-    when=(LOADER_BEST_WAIT < 0.05) & (LOADER_BEST_WORKERS > 0),
+    when=((LOADER_BEST_WAIT < 0.05) & (LOADER_BEST_WORKERS > 0)).unless(ON_TRAINING_THREAD),
 )
 BEST_SETTING = Clause(
     "By this run's own costs `num_workers={best}, prefetch_factor={ahead}` is the best there is, and {left} of step "
     "time would still be spent waiting.",
-    when=(LOADER_BEST_WAIT >= 0.05) & (LOADER_BEST_WORKERS > 0),
+    when=((LOADER_BEST_WAIT >= 0.05) & (LOADER_BEST_WORKERS > 0)).unless(ON_TRAINING_THREAD),
 )
 SHRINK = Clause(
     "For training not to wait, making a batch must come down from {making} to about {affordable}.",
-    when=(LOADER_BEST_WAIT >= 0.05) & (LOADER_AFFORDABLE > 0),
+    when=((LOADER_BEST_WAIT >= 0.05) & (LOADER_AFFORDABLE > 0)).unless(ON_TRAINING_THREAD),
 )
 ADVICE = (SETTING, BEST_SETTING, SHRINK)
 """The number of workers that this run needs, or what else has to shrink."""
@@ -95,5 +110,11 @@ def waits(seconds: float = 0.025, share: float = 1 / 3, workers: float | None = 
     return known if workers is None else {**known, LOADER_WORKERS.name: flat(workers)}
 
 
+def bursts(share: float = 1 / 3, expected: float = 0.014, workers: float = 4) -> dict[str, tuple[float, ...]]:
+    """A run whose workers hand over their batches together: most steps wait for nothing."""
+    return {**waits(0.0002, share, workers), LOADER_EXPECTED_WAIT.name: flat(expected)}
+
+
 MEDIAN_STEP_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
+SAMPLER_KEY = series_key(LOADER_PART_SECONDS.name, {"part": "sampler"})
 MAKING_KEY = series_key(LOADER_BATCH_SECONDS.name, {"quantile": "0.5"})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpuwatch.catalog import BATCH_PINNED, LOADER_BATCH_BYTES, PADDING
+from gpuwatch_hooks.holdings import attributes_of
 
 KEPT = 32
 SAMPLE_EVERY = 4
@@ -89,8 +90,8 @@ def _mask(batch: Any, depth: int = 2) -> Any:
 
 def _inner(item: object) -> dict[Any, Any] | None:
     """The dict of an object that keeps its parts in one, as ``collections.UserDict`` does."""
-    inner = getattr(item, "__dict__", {}).get("data") if not issubclass(type(item), torch.Tensor) else None
-    return inner if isinstance(inner, dict) else None
+    inner = attributes_of(item).get("data") if not issubclass(type(item), torch.Tensor) else None
+    return inner if issubclass(type(inner), dict) else None  # type: ignore[return-value]
 
 
 def _tensors(batch: object) -> Iterator[torch.Tensor]:

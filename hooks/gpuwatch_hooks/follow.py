@@ -21,8 +21,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpuwatch_hooks.disguise import can_subclass, original_class, set_class
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.loader import iterator_class, open_begin, open_end, timed_iterator
+from gpuwatch_hooks.loader import iterator_class, know_data, open_begin, open_end, timed_iterator
 from gpuwatch_hooks.session import Session
+from gpuwatch_hooks.settings import setting
 from gpuwatch_hooks.watchedloader import LoaderWatch
 
 _SEED = "_base_seed"
@@ -125,7 +126,7 @@ _SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory
 
 def _sampling(own: dict[str, Any]) -> dict[str, Any]:
     sampler = own.get("_index_sampler")
-    return {"batch_size": getattr(sampler, "batch_size", None), "batch_sampler": sampler}
+    return {"batch_size": setting(sampler, "batch_size"), "batch_sampler": sampler}
 
 
 def _sources(given: object, depth: int = 3) -> Iterator[Any]:
@@ -183,7 +184,9 @@ def born(session: Session, iterator: Any, loader: Any) -> None:
         return  # a loader within the data set of another
     else:
         watch = around
-        watch.learn(loader)  # where the loader that was given wraps this one
+        if watch.number is None:  # the loader that was given wraps this one
+            know_data(session, loader)
+        watch.learn(loader)
     watch.add_iterator(iterator)
     session.copies.survey(loader)
     set_class(iterator, iterator_class(session, watch, kind, around is None))

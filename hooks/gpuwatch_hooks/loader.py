@@ -22,6 +22,7 @@ from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
 from gpuwatch_hooks.pace import BEGIN, END, SHIFT
 from gpuwatch_hooks.session import Session, asked
+from gpuwatch_hooks.settings import setting
 from gpuwatch_hooks.watchedloader import LoaderWatch
 from gpuwatch_hooks.workerstart import own_starts
 
@@ -56,7 +57,7 @@ def restore(watch: LoaderWatch) -> None:
 @guarded("leaks")
 def know_data(session: Session, loader: object) -> None:
     """Searches for leaks begin at the data set too: it may cache what it loads."""
-    dataset = getattr(loader, "dataset", None)
+    dataset = setting(loader, "dataset")
     if dataset is not None and hasattr(type(dataset), "__weakref__"):
         session.leaks.datasets.append(weakref.ref(dataset))
 
@@ -112,7 +113,7 @@ def fetched(watch: LoaderWatch, iterator: object) -> None:
     """A batch is asked for: its parts are timed."""
     source = watch.source(iterator)
     group = watch.workers.asked(source)
-    watch.parts.begin(source, watch.batch_size, watch.number, group)
+    watch.parts.begin(source, watch.batch_size, watch.number, group, watch.first)
 
 
 @guarded("loader")

@@ -16,6 +16,7 @@ from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import deaths
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.settings import setting
 from gpuwatch_hooks.watchedloader import LoaderWatch
 
 IDLE_NANOSECONDS = 10_000_000_000
@@ -65,7 +66,7 @@ class LoadingProbe:
         gone = [watch for watch in self.watches if watch.loader() is None]
         if not gone:
             return None
-        dataset = getattr(loader, "dataset", None)
+        dataset = setting(loader, "dataset")
         for watch in gone:
             if watch.dataset is not None and watch.dataset() is dataset:
                 return watch
@@ -199,21 +200,23 @@ class LoadingProbe:
         values, series = self.record.values, self.record.series
         values[series(LOADERS_BUILT.name)] = main.built
         if main.number:
-            values[series(WORKERS_IDLE.name)] = self.idle_workers(monotonic_ns())
+            if main.living() or main.loader() is not None:  # else the loop has ended, and let go of all of them
+                values[series(WORKERS_IDLE.name)] = self.idle_workers(monotonic_ns())
             deaths = series(WORKER_DEATHS.name)
             if values[deaths] != values[deaths]:
                 values[deaths] = 0.0
 
     def idle_workers(self, now: int) -> int:
-        """Living workers of iterators that another one of the same data set has replaced."""
+        """Living workers of iterators that another one of the same data set has replaced, or several of data like it.
+
+        The latter where each of the loaders was used for one epoch: several that take turns are used again.
+        """
         groups = [(watch, group) for watch in self.watches for group in watch.workers.groups if group.living()]
         idle = 0
         for watch, group in groups:
-            since = [
-                other
-                for its, other in groups
-                if other.born > group.born and other.fetched > group.fetched and its.same_data(watch)
-            ]
-            if len(since) >= MANY_REPLACED or (since and now - group.fetched > IDLE_NANOSECONDS):
+            newer = [its for its, other in groups if other.born > group.born and other.fetched > group.fetched]
+            same = sum(its.same_data(watch) for its in newer)
+            alike = sum(its.kind == watch.kind and its.epochs <= 1 for its in newer) if watch.epochs <= 1 else 0
+            if max(same, alike) >= MANY_REPLACED or (same and now - group.fetched > IDLE_NANOSECONDS):
                 idle += len(group.slots)
         return idle

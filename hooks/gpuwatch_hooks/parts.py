@@ -14,6 +14,8 @@ from typing import Any
 
 from gpuwatch_hooks.disguise import can_subclass, original_class, set_class
 from gpuwatch_hooks.fetching import timed_fetcher
+from gpuwatch_hooks.holdings import attributes_of
+from gpuwatch_hooks.sampling import SamplerTimes
 from gpuwatch_hooks.worker_area import Slot
 from gpuwatch_hooks.workers import Made, WorkerGroup
 
@@ -30,30 +32,38 @@ class FetchParts:
         self.ready: deque[bool] = deque(maxlen=KEPT)
         self.transfer: deque[int] = deque(maxlen=KEPT)
         self.pinning: deque[int] = deque(maxlen=KEPT)
+        self.receive_cpu: deque[int] = deque(maxlen=KEPT)
         self._begun = self._collating = self._collated = self._cpu = self._count = 0
         self.split = False  # items and collation were told apart
         self._whole: int | None = None  # items of a batch of which no more than the whole time can be told
         self._ready: bool | None = None
         self._fetcher: Any = None
         self._kinds: dict[type, type] = {}
+        self.sampler = SamplerTimes()
 
     def take(self, other: FetchParts) -> None:
         """Go on with what was measured of a loader that came before."""
         self.made = deque([*other.made, *self.made], maxlen=KEPT)
         self.cpu = deque([*other.cpu, *self.cpu], maxlen=KEPT)
+        self.sampler.take(other.sampler)
 
-    def begin(self, iterator: Any, usual: int | None, workers: int | None, group: WorkerGroup | None) -> None:
+    def begin(
+        self, iterator: Any, usual: int | None, workers: int | None, group: WorkerGroup | None, first: bool
+    ) -> None:
         """A batch is asked for, during a look. ``usual`` is the batch size, where one is known."""
         self._collating = self._collated = 0
         self._count = usual or 1
         self._whole = None
-        own = vars(iterator) if hasattr(iterator, "__dict__") else {}
+        own = attributes_of(iterator)
+        self.sampler.begin(iterator, own, first)
         fetcher = own.get("_dataset_fetcher")
         if fetcher is not None:
             self._time(fetcher, counted=usual is None)
         elif workers == 0:
             self._whole = usual  # a loader of the user's own, that says that it has no workers
         self._ready = None if fetcher is not None else batch_is_ready(own, group)
+        if self._ready is not None:
+            self._cpu = thread_time_ns()
 
     def _time(self, fetcher: Any, counted: bool) -> None:
         kind = type(fetcher)
@@ -80,6 +90,7 @@ class FetchParts:
     def end(self, wait: int, delivered: bool, first: bool) -> None:
         """It came after ``wait`` nanoseconds, or the loader ended; the ``first`` of an epoch is a case apart."""
         now = self._restore()
+        self.sampler.end(delivered, first)
         if not delivered:
             return
         if self._collating:
@@ -92,6 +103,7 @@ class FetchParts:
         elif self._whole and not first:
             self.made.append((wait, 0, self._whole))
         elif self._ready is not None and not first:
+            self.receive_cpu.append(max(0, thread_time_ns() - self._cpu - self.sampler.spent))
             self.ready.append(self._ready)
             if self._ready:
                 self.transfer.append(wait)

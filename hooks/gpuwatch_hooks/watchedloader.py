@@ -10,26 +10,26 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import SequentialSampler
-from torch.utils.data.sampler import RandomSampler
-
 from gpuwatch.catalog import (
     LOADER_BATCH,
     LOADER_BATCH_CPU_SECONDS,
     LOADER_BATCH_SECONDS,
     LOADER_DATASET_ITEMS,
     LOADER_ITEM_SECONDS,
+    LOADER_ORDER_SECONDS,
     LOADER_PART_SECONDS,
     LOADER_PERSISTENT,
     LOADER_PINNING,
     LOADER_PREFETCH,
     LOADER_READY,
+    LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
 )
 from gpuwatch.expr import Metric
 from gpuwatch_hooks.batches import Batches
 from gpuwatch_hooks.disguise import original_class, undo
 from gpuwatch_hooks.parts import FetchParts, median_seconds, quantiles
+from gpuwatch_hooks.settings import flag, items, setting, whole
 from gpuwatch_hooks.workers import Made, Workers
 
 Reading = tuple[tuple[str, str], float]
@@ -37,6 +37,9 @@ Reading = tuple[tuple[str, str], float]
 
 FEWEST = 8
 """Batches below which their cost is not told."""
+
+FEWEST_EPOCHS = 2
+"""Epochs below which it is not told what the order of one costs."""
 
 QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
 
@@ -76,7 +79,7 @@ class LoaderWatch:
     def take_over(self, loader: object) -> None:
         """Go on with this loader: the first one, or one that was built in its place."""
         self.loader = weakref.ref(loader)
-        dataset = getattr(loader, "dataset", None)
+        dataset = setting(loader, "dataset")
         self.dataset = weakref.ref(dataset) if hasattr(type(dataset), "__weakref__") else None
         self.number: int | None = None
         self.batch_size: int | None = None
@@ -85,20 +88,23 @@ class LoaderWatch:
         self.persistent: bool | None = None
         self.pinning: bool | None = None
         self.collates = False
+        self.context: Any = None  # that starts its workers; None for the usual one
         self.learn(loader)
         self.kind: tuple[type, int | None] = (type(dataset), self.items)
 
     def learn(self, loader: object) -> None:
         """Take down what it is set to, as far as that is not known: of the loader itself, then of the one within."""
+        context = setting(loader, "multiprocessing_context")
+        self.context = self.context if context is None else context
         if self.number is None:
-            self.number = _whole(getattr(loader, "num_workers", None))
-            self.batch_size = _whole(getattr(loader, "batch_size", None))
-            self.prefetch = _whole(getattr(loader, "prefetch_factor", None))
-            self.persistent = _flag(getattr(loader, "persistent_workers", None))
-            self.pinning = _flag(getattr(loader, "pin_memory", None))
-            self.collates = getattr(loader, "batch_sampler", None) is not None
+            self.number = whole(setting(loader, "num_workers"))
+            self.batch_size = whole(setting(loader, "batch_size"))
+            self.prefetch = whole(setting(loader, "prefetch_factor"))
+            self.persistent = flag(setting(loader, "persistent_workers"))
+            self.pinning = flag(setting(loader, "pin_memory"))
+            self.collates = setting(loader, "batch_sampler") is not None
         if self.items is None:
-            self.items = _items(loader, getattr(loader, "dataset", None))
+            self.items = items(loader)
 
     def same_data(self, other: LoaderWatch) -> bool:
         """Whether the other one loads the same data set; or one like it, where one of both is gone."""
@@ -232,6 +238,12 @@ class LoaderWatch:
             yield _part("transfer"), median_seconds(list(parts.transfer))
         if len(parts.pinning) >= FEWEST:
             yield _part("pin"), median_seconds(list(parts.pinning))
+        if len(parts.sampler.batches) >= FEWEST:
+            yield _part("sampler"), median_seconds(list(parts.sampler.batches))
+        if len(parts.sampler.starts) >= FEWEST_EPOCHS:
+            yield (LOADER_ORDER_SECONDS.name, ""), median_seconds(list(parts.sampler.starts))
+        if len(parts.receive_cpu) >= FEWEST:
+            yield (LOADER_RECEIVE_CPU_SECONDS.name, ""), median_seconds(list(parts.receive_cpu))
 
     def size_readings(self) -> Iterator[Reading]:
         """Items of a batch, and what one costs where batches are made of several."""
@@ -248,22 +260,3 @@ class LoaderWatch:
 
 def _part(part: str) -> tuple[str, str]:
     return LOADER_PART_SECONDS.name, part
-
-
-def _items(loader: object, dataset: Any) -> int | None:
-    """Length of the data set. Asked only where torch's own sampler asks too: it may be the user's code."""
-    sampler: Any = getattr(loader, "sampler", None)
-    if type(sampler) not in (SequentialSampler, RandomSampler) or sampler.data_source is not dataset:
-        return None
-    try:
-        return _whole(len(dataset))
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _whole(number: object) -> int | None:
-    return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
-
-
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None

@@ -11,12 +11,13 @@ import os
 from typing import Any
 
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.sampling import NAME
 from gpuwatch_hooks.watchedloader import LoaderWatch
 from gpuwatch_hooks.worker_area import WorkerArea
 from gpuwatch_hooks.worker_side import WorkerInit
 from gpuwatch_hooks.workers import WorkerGroup
 
-_INIT, _PIN, _SAMPLER = "_worker_init_fn", "_pin_memory", "_sampler_iter"
+_INIT, _PIN = "_worker_init_fn", "_pin_memory"
 
 
 class _Again:
@@ -28,10 +29,17 @@ class _Again:
     def __init__(self, watch: LoaderWatch) -> None:
         self.watch = watch
 
-    def __set__(self, iterator: Any, value: object) -> None:
-        iterator.__dict__[_SAMPLER] = value
+    def __set__(self, iterator: Any, value: Any) -> None:
+        timed = order(self.watch, iterator, value)
+        iterator.__dict__[NAME] = value if timed is None else timed
         if not self.watch.given:
             self.watch.begin_epoch()
+
+
+@guarded("parts")
+def order(watch: LoaderWatch, iterator: Any, indices: Any) -> Any:
+    """The indices of an epoch that begins; timed until its first batch is there."""
+    return watch.parts.sampler.epoch(iterator, indices)
 
 
 def own_starts(watch: LoaderWatch) -> dict[str, object]:
@@ -47,7 +55,7 @@ def own_starts(watch: LoaderWatch) -> dict[str, object]:
     def keep_init(self: Any, value: object) -> None:
         self.__dict__[_INIT] = value
 
-    methods: dict[str, object] = {_INIT: property(init, keep_init), _SAMPLER: _Again(watch)}
+    methods: dict[str, object] = {_INIT: property(init, keep_init), NAME: _Again(watch)}
     if watch.pinning and not watch.number:
         methods[_PIN] = _pinning(watch)
     return methods
@@ -77,12 +85,11 @@ def watched_init(watch: LoaderWatch, iterator: Any, own: object) -> WorkerInit |
     """The user's function (or none) with ours around it, and the memory that this iterator's workers report in."""
     group = watch.workers.group_of(iterator)
     if group is None:
-        area = WorkerArea.create(iterator.__dict__["_num_workers"], not _forks(watch.loader()))
+        area = WorkerArea.create(iterator.__dict__["_num_workers"], not _forks(watch.context))
         group = WorkerGroup(iterator, area)
         watch.workers.add(group)
     return WorkerInit(own, group.area, watch.batch_size, os.getpid())
 
 
-def _forks(loader: Any) -> bool:
-    context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    return bool(context.get_start_method() == "fork")
+def _forks(context: Any) -> bool:
+    return bool((multiprocessing if context is None else context).get_start_method() == "fork")
