@@ -92,6 +92,7 @@ def serve(
             tls = guard.context if guard is not None and guard.secure else None
             server = _listen(host, port, any_port, pages, tls, descriptors.for_connections(files))
             stack.callback(server.server_close)
+            watch = _Watch(lock, server, DeathWatch(descriptors.for_processes(files)))
             sampler.start()
             stack.callback(sampler.stop)
             threading.Thread(target=server.serve_forever, name="gpuwatch-http", daemon=True).start()
@@ -103,7 +104,7 @@ def serve(
             if not server.is_loopback() and (guard is None or not guard.asks):
                 _say(f"warning: whoever reaches {host} can read what is served: --web-config FILE asks for a password")
             heap.give_back()
-            _Watch(lock, server, DeathWatch(descriptors.for_processes(files))).run(exit_when_idle)
+            watch.run(exit_when_idle)
             return 0
     except (UsageError, service.Served) as error:
         _say(str(error))
