@@ -11,7 +11,10 @@ from torch import nn
 
 import gpuwatch
 from gpuwatch.catalog import GRADIENT_SYNCS, USED_GPUS, VISIBLE_GPUS
+from gpuwatch.history import is_split
+from gpuwatch.layout import State
 from gpuwatch.reader import read_all
+from gpuwatch_hooks import attach
 from gpuwatch_hooks.identity import identity
 from gpuwatch_hooks.launch import Ranks, job_id, ranks_of, run_name
 from gpuwatch_hooks.wrappers import Wrappers
@@ -113,6 +116,33 @@ def test_what_a_wrapper_wraps_is_enough_to_find_it(records: Path, tmp_path: Path
         torch.distributed.destroy_process_group()
     (record,), _ = read_all(records)
     assert record.values[GRADIENT_SYNCS.name] == 2
+
+
+@pytest.mark.parametrize("at", [5, 70])
+def test_a_model_that_is_wrapped_anew_is_the_same_run(at: int, records: Path, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        inner = nn.Linear(2, 1)
+        model = nn.parallel.DistributedDataParallel(inner)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        gpuwatch.attach(model)
+        for step in range(130):
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            if step == at:
+                model = nn.parallel.DistributedDataParallel(inner)
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run = attach._active
+        assert run is not None and run.session.living() == [inner]
+        assert run.session.distributed.wrappers.distributed() is model
+        with gpuwatch.attach(model):  # given anew, it is watched in place of what took its predecessor's
+            assert attach._active is run and run.session.living() == [model]
+        attach.end(run, State.DETACHED)
+    finally:
+        torch.distributed.destroy_process_group()
+    (record,), _ = read_all(records)
+    assert record.step == 130
+    assert sum(is_split(row) for row in record.ring) > 60
 
 
 def test_a_model_without_wrappers_says_nothing_of_other_ranks(records: Path) -> None:

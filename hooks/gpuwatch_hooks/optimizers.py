@@ -87,6 +87,8 @@ def step_end(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> None:
         owner_stepped(session, optimizer)
         return
     session.open_look()
+    if session.wrapped.changed():
+        session.renew_look()
     session.clock.optimizer_end(number)
     if session.pace.several:
         session.pace.stepped(session.clock.steps)

@@ -43,6 +43,7 @@ from gpuwatch_hooks.pauses import PauseProbe
 from gpuwatch_hooks.precision import PrecisionProbe
 from gpuwatch_hooks.resources import ResourceProbe
 from gpuwatch_hooks.retention import RetentionProbe
+from gpuwatch_hooks.rewrapped import Wrapped
 from gpuwatch_hooks.switches import SwitchProbe
 from gpuwatch_hooks.threads import ThreadProbe
 from gpuwatch_hooks.watchedloader import LoaderWatch
@@ -80,6 +81,7 @@ class Session:
         self._look_from = 0  # steps complete when the look was opened
         self._all_optimizers = 0  # those that have stepped so far, a bit each
         self.models: list[weakref.ref[torch.nn.Module]] = []
+        self.wrapped = Wrapped(self.models)
         self.parameter_ids: set[int] = set()
         self.mode_ids: set[int] = set()
         self.evaluation = EvaluationProbe(self.record, self.clock, self.models)
@@ -114,6 +116,7 @@ class Session:
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch this model's parameters too."""
         if all(known() is not model for known in self.models):
+            self.wrapped.note(model)
             self.models.append(weakref.ref(model))
         self.know_parameters()
 
@@ -126,6 +129,7 @@ class Session:
 
     def know_parameters(self) -> None:
         """Take down the identities of all parameters again: models grow, and layers are replaced."""
+        self.wrapped.take_over()
         self.parameter_ids = {id(parameter) for model in self.living() for parameter in model.parameters()}
 
     def living(self) -> Iterable[torch.nn.Module]:

@@ -44,9 +44,9 @@ class Wrappers:
     def entered(self, module: torch.nn.Module) -> None:
         """A watched module is called: by a DistributedDataParallel around it, where attach got what that one wraps."""
         around = DistributedDataParallel._active_ddp_module
-        if around is not None and not self._distributed and around.module is module:
+        if around is not None and around.module is module and all(known() is None for known in self._distributed):
             self._around = weakref.ref(around)
-            self._distributed.append(self._around)
+            self._distributed = [self._around]
 
     def distributed(self) -> DistributedDataParallel | None:
         """The one DistributedDataParallel, None where there are several: whose gradients a backward reduces is open."""
