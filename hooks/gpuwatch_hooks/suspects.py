@@ -45,9 +45,9 @@ class Known:
     in_data_set: bool
     epoch_steps: int | None
 
-    def about(self, name: str) -> list[CodeType]:
-        """Code in which this name is that of the holder; elsewhere than on the stack it must be a global one."""
-        return [*(code for code in self.functions if uses_global(code, name)), *self.codes]
+    def elsewhere(self, name: str) -> list[CodeType]:
+        """Functions that are not on the stack and use the global variable of this name."""
+        return [code for code in self.functions if uses_global(code, name)]
 
 
 class Verdict(enum.Enum):
@@ -97,7 +97,7 @@ def _judge_joined(holding: Holding, points: deque[Point], known: Known) -> Verdi
     if known.varying or not grows(points):
         return Verdict.STEADY
     name = identifier(holding.name)
-    return Verdict.LEAK if joins(name, known.about(name), known.owner) else Verdict.STEADY
+    return Verdict.LEAK if joins(name, [*known.codes, *known.elsewhere(name)], known.owner) else Verdict.STEADY
 
 
 def _trimmed(holding: Holding, known: Known) -> bool:
@@ -105,8 +105,10 @@ def _trimmed(holding: Holding, known: Known) -> bool:
 
 
 def _shrinks(holding: Holding, known: Known) -> str:
-    name = identifier(holding.name)
-    return shrinks(name, known.about(name), known.owner, holding.kind == "list")
+    """What code does to it; elsewhere than on the stack only what limits it counts: who knows whether it is emptied."""
+    name, is_list = identifier(holding.name), holding.kind == "list"
+    kind = shrinks(name, known.codes, known.owner, is_list)
+    return TRIMMED if kind != TRIMMED and shrinks(name, known.elsewhere(name), None, is_list) == TRIMMED else kind
 
 
 def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> bool:
