@@ -31,6 +31,9 @@ HEAD_BYTES = 16 << 10
 CONNECTIONS = 64
 """Open at a time. The oldest is given up for another: those that ask get their answer within milliseconds."""
 
+CLOSING_SECONDS = 0.5
+"""How long the next one waits for a connection that was given up, where few files may be open."""
+
 TEXT = "text/plain; charset=utf-8"
 
 _LINE = re.compile(r"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
@@ -87,7 +90,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.tls = tls
         self._connections = min(connections, CONNECTIONS)
         self._open: dict[socket.socket, None] = {}
-        self._lock = threading.Lock()
+        self._unclosed = 0  # with those that were given up
+        self._changed = threading.Condition()
         super().__init__((host, port), _Handler)
         self.server_port = int(self.server_address[1])
         shown = f"[{host}]" if ":" in host else host
@@ -99,21 +103,27 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give up the oldest connection where there are too many."""
-        with self._lock:
+        with self._changed:
             self._open[request] = None
+            self._unclosed += 1
             oldest = next(iter(self._open)) if len(self._open) > self._connections else None
             if oldest is not None:
                 del self._open[oldest]
         if oldest is not None:
             with contextlib.suppress(OSError):
                 oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        if self._connections < CONNECTIONS:  # few files may be open: let it be closed first
+            with self._changed:
+                self._changed.wait_for(lambda: self._unclosed <= self._connections, CLOSING_SECONDS)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         """The end of a connection."""
-        with self._lock:
-            self._open.pop(request, None)
         super().shutdown_request(request)
+        with self._changed:
+            self._open.pop(request, None)
+            self._unclosed -= 1
+            self._changed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """One line instead of a traceback."""

@@ -111,7 +111,7 @@ def test_silent_and_slow_clients_are_given_up(server: Server, monkeypatch: pytes
 
 
 def test_more_silent_clients_than_it_takes_keep_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpserver, "CONNECTIONS", 8)
+    monkeypatch.setattr(server, "_connections", 8)
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=5))
