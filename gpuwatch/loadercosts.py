@@ -24,6 +24,7 @@ from gpuwatch.catalog import (
     LOADER_BEST_WORKERS,
     LOADER_EXPECTED_WAIT,
     LOADER_NEEDED_CORES,
+    LOADER_OWN_RATIO,
     LOADER_PART_SECONDS,
     LOADER_PREFETCH,
     LOADER_READY,
@@ -40,7 +41,7 @@ from gpuwatch.expr import series_key
 from gpuwatch.loaderroom import room_left, sane
 from gpuwatch.sizing import Advice, advice_for, recommend
 from gpuwatch.spread import cut, spread
-from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps
+from gpuwatch.window import ABSURD, FEWEST_STEPS, Gauge, Steps, middle
 
 SENDING_SECONDS = 0.5e-3
 """What a worker spends on a batch beside making it: to pickle it and to hand over its memory. Measured: 0.5 to 0.8 ms
@@ -70,6 +71,9 @@ MOSTLY_READY = 0.5
 TOLD_APART = 0.01
 """Share of CPU time from which the whole can be told by its CPU time."""
 
+SHORT_WAIT = 0.005
+"""Seconds of a wait below which it is none, whatever it is spent on."""
+
 _QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
 
 
@@ -88,6 +92,9 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
 
     ``values`` are a rank's gauges by series key, ``steps`` its recent steps, ``count`` all its steps so far.
     """
+    own = own_ratio(values, steps)
+    if own is not None:
+        yield LOADER_OWN_RATIO, (), own
     step = mean_step(steps, values.get(BATCHES.name, 0.0) / count if count > 0 else 0.0)
     advice = None if step is None else advice_of(values, step, run_seconds)
     if step is not None and advice is not None:
@@ -100,6 +107,16 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
             yield LOADER_AFFORDABLE, (), advice.affordable
         if advice.expected_wait is not None:
             yield LOADER_EXPECTED_WAIT, (), advice.expected_wait * step.batches
+
+
+def own_ratio(values: Mapping[str, float], steps: Steps) -> float | None:
+    """Share of the usual wait that is the training thread's own work; None where neither or no wait is known."""
+    parts = (series_key(LOADER_PART_SECONDS.name, {"part": "sampler"}), LOADER_RECEIVE_CPU_SECONDS.name)
+    known = [seconds for name in parts if (seconds := values.get(name)) is not None and sane(seconds)]
+    waits = [wait for wait in steps.waits if 0 <= wait < ABSURD]
+    if not known or len(waits) < FEWEST_STEPS:
+        return None
+    return min(1.0, sum(known) / max(middle(sorted(waits)), SHORT_WAIT))
 
 
 def mean_step(steps: Steps, batches: float) -> MeanStep | None:

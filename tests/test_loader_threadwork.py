@@ -15,8 +15,9 @@ import gpuwatch
 from gpuwatch.catalog import LOADER_ORDER_SECONDS, LOADER_PART_SECONDS, LOADER_RECEIVE_CPU_SECONDS
 from gpuwatch.delivery import Setting
 from gpuwatch.expr import series_key
-from gpuwatch.loadercosts import MeanStep, batch_costs, mean_seconds
+from gpuwatch.loadercosts import MeanStep, batch_costs, mean_seconds, own_ratio
 from gpuwatch.reader import Snapshot
+from gpuwatch.window import Steps
 from gpuwatch_hooks.sampling import NAME
 from tests.loops import perceptron
 
@@ -152,3 +153,13 @@ def test_the_sampler_and_unpickling_are_costs_of_the_training_thread() -> None:
     slow = batch_costs({**values, SAMPLER: 0.003, LOADER_RECEIVE_CPU_SECONDS.name: 0.004}, step, 10.0, Setting(2, 2))
     assert bare is not None and slow is not None
     assert slow.receiving - bare.receiving == pytest.approx(0.003 + 0.004 - bare.receiving)
+
+
+def test_what_is_the_training_threads_own_of_a_wait() -> None:
+    steps = Steps([0.030] * 100, [0.020] * 100, [0.0] * 100, [1.0] * 100)
+    assert own_ratio({SAMPLER: 0.012, LOADER_RECEIVE_CPU_SECONDS.name: 0.004}, steps) == pytest.approx(0.8)
+    assert own_ratio({SAMPLER: 0.1}, steps) == 1
+    assert own_ratio({}, steps) is None
+    none = Steps([0.030] * 100, [0.0] * 100, [0.0] * 100, [1.0] * 100)
+    assert own_ratio({SAMPLER: 0.0005}, none) == pytest.approx(0.1), "of a wait that is none, it is little"
+    assert own_ratio({SAMPLER: 0.0005}, Steps([0.1] * 3, [0.1] * 3, [0.0] * 3, [1.0] * 3)) is None

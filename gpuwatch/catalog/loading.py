@@ -120,5 +120,12 @@ LOADER_EXPECTED_WAIT = rank_metric(
     "seconds",
     "Mean wait of a step with the present setting, by what batches and training cost, waits for a core left out.",
 )
+LOADER_OWN_RATIO = rank_metric(
+    "loader_own_wait_ratio",
+    "gauge",
+    "ratio",
+    "Share of the wait for a batch (of 5 ms, where it is shorter) that is the training thread's own work: the sampler, "
+    "and unpickling.",
+)
 SHARED_MEMORY_USED = rank_metric("shared_memory_used_bytes", "gauge", "bytes", "Bytes in use in /dev/shm.")
 SHARED_MEMORY_TOTAL = rank_metric("shared_memory_total_bytes", "gauge", "bytes", "Size of /dev/shm.")

@@ -9,6 +9,7 @@ from gpuwatch.catalog import (
     LOADER_BEST_WORKERS,
     LOADER_ITEM_SECONDS,
     LOADER_ORDER_SECONDS,
+    LOADER_OWN_RATIO,
     LOADER_PERSISTENT,
     LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
@@ -22,17 +23,15 @@ from gpuwatch.rulebook.waiting import (
     CORES,
     EXPECTED,
     IN_MEMORY,
-    LONG_WAIT,
     MEDIAN_STEP_KEY,
     ON_TRAINING_THREAD,
+    OWN_WORK,
     RECOMMENDED,
     RESTART_COST,
     RESTART_SHARE,
-    SAMPLER_KEY,
     SAMPLER_PART,
     SHARE,
     SLOW_ORDER,
-    SLOW_RECEIPT,
     SLOW_SAMPLER,
     STALLED,
     STEP,
@@ -50,9 +49,8 @@ RULES = (
         title="Training waits on input",
         severity="warn",
         scope="rank",
-        # What the training thread does itself is no matter of items in memory, nor of workers without cores.
-        when=STALLED | (LONG_WAIT & ON_TRAINING_THREAD),
-        critical_when=(STALLED | (LONG_WAIT & ON_TRAINING_THREAD)) & (WAIT_SHARE >= 0.25),
+        when=STALLED,
+        critical_when=STALLED & (WAIT_SHARE >= 0.25),
         hold_minutes=2,
         value=SHARE,
         quantities=(
@@ -68,23 +66,23 @@ RULES = (
             Clause(
                 "The sampler takes {sampler} for the indices of a batch, on the training thread: that is what the step "
                 "waits for, and workers cannot take it over.",
-                when=SLOW_SAMPLER,
+                when=ON_TRAINING_THREAD & SLOW_SAMPLER,
             ),
             Clause(
                 "Taking a batch from its worker costs the training thread {receiving} of CPU time: that is what the "
                 "step waits for, and more workers cannot take it over.",
-                when=SLOW_RECEIPT.unless(SLOW_SAMPLER),
+                when=(ON_TRAINING_THREAD & (LOADER_RECEIVE_CPU_SECONDS > 0)).unless(SLOW_SAMPLER),
             ),
             *ADVICE,
         ),
         advice=(
             (
-                SLOW_SAMPLER,
+                ON_TRAINING_THREAD & SLOW_SAMPLER,
                 "Make the sampler yield what it has ready: draw the order of an epoch once, as one tensor or array, "
                 "convert it once (`.tolist()` before the loop, not in it), sort and bucket before the epoch.",
             ),
             (
-                SLOW_RECEIPT,
+                ON_TRAINING_THREAD,
                 "Let `collate_fn` return a few tensors: they come over in shared memory, while lists, dicts and "
                 "objects of Python's are pickled in the worker and unpickled, one by one, on the training thread.",
             ),
@@ -104,6 +102,27 @@ RULES = (
         techniques=("T01",),
         examples=(
             Example(
+                "a sampler that sorts anew for each batch, for a third of each step",
+                {
+                    **phases(20, 40),
+                    WINDOW_WAIT_SECONDS.name: flat(0.012),
+                    LOADER_ITEM_SECONDS.name: flat(8e-6),
+                    **OWN_WORK,
+                },
+                True,
+                "critical",
+            ),
+            Example(
+                "a sampler that sorts anew for each batch, of tensors in memory",
+                {
+                    **phases(8, 52),
+                    WINDOW_WAIT_SECONDS.name: flat(0.012),
+                    LOADER_ITEM_SECONDS.name: flat(8e-6),
+                    **OWN_WORK,
+                },
+                True,
+            ),
+            Example(
                 "a quarter of each step",
                 {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), MEDIAN_STEP_KEY: flat(0.075)},
                 True,
@@ -111,6 +130,7 @@ RULES = (
             ),
             Example("an eighth of each step", {**phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012)}, True),
             Example("workers that hand over their batches together", bursts(), True, "critical"),
+            Example("the same, an eighth of each step", bursts(share=1 / 8), True),
             Example("hiccups of a busy machine", bursts(expected=0.0005), False),
             Example("a large share of tiny steps", {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.001)}, False),
             Example(
@@ -124,15 +144,14 @@ RULES = (
                 True,
             ),
             Example(
-                "a sampler that sorts anew for each batch, of tensors in memory",
+                "objects to unpickle, on a crowded machine",
                 {
-                    **phases(20, 40),
-                    WINDOW_WAIT_SECONDS.name: flat(0.012),
-                    LOADER_ITEM_SECONDS.name: flat(8e-6),
-                    SAMPLER_KEY: flat(0.011),
+                    **phases(8, 52),
+                    WINDOW_WAIT_SECONDS.name: flat(0.030),
+                    WORKER_CPU_WAIT.name: flat(0.5),
+                    **OWN_WORK,
                 },
                 True,
-                "critical",
             ),
             Example(
                 "a sampler that costs little, of tensors in memory",
@@ -140,34 +159,23 @@ RULES = (
                     **phases(20, 40),
                     WINDOW_WAIT_SECONDS.name: flat(0.012),
                     LOADER_ITEM_SECONDS.name: flat(8e-6),
-                    SAMPLER_KEY: flat(0.001),
+                    LOADER_OWN_RATIO.name: flat(0.1),
+                },
+                False,
+            ),
+            Example(
+                "a sampler that costs little, of tensors in memory, an eighth of each step",
+                {
+                    **phases(8, 52),
+                    WINDOW_WAIT_SECONDS.name: flat(0.012),
+                    LOADER_ITEM_SECONDS.name: flat(8e-6),
+                    LOADER_OWN_RATIO.name: flat(0.1),
                 },
                 False,
             ),
             Example(
                 "a sampler that sorts anew, of no consequence",
-                {**phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004), SAMPLER_KEY: flat(0.004)},
-                False,
-            ),
-            Example(
-                "lists of objects to unpickle, of items in memory",
-                {
-                    **phases(20, 40),
-                    WINDOW_WAIT_SECONDS.name: flat(0.030),
-                    LOADER_ITEM_SECONDS.name: flat(8e-6),
-                    LOADER_RECEIVE_CPU_SECONDS.name: flat(0.024),
-                },
-                True,
-                "critical",
-            ),
-            Example(
-                "tensors in shared memory, of items in memory",
-                {
-                    **phases(20, 40),
-                    WINDOW_WAIT_SECONDS.name: flat(0.030),
-                    LOADER_ITEM_SECONDS.name: flat(8e-6),
-                    LOADER_RECEIVE_CPU_SECONDS.name: flat(0.001),
-                },
+                {**phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004), **OWN_WORK},
                 False,
             ),
             Example("fed by its workers", {**phases(2, 58), WINDOW_WAIT_SECONDS.name: flat(0.004)}, False),
@@ -199,7 +207,7 @@ RULES = (
         # Where there is no core to spare, a worker would be no better off.
         when=((WAIT_SHARE >= 0.05) & WORTH_A_LOOK & LOADER_WORKERS.equals(0))
         .unless(IN_MEMORY)
-        .unless(SLOW_SAMPLER)
+        .unless(ON_TRAINING_THREAD)
         .unless(LOADER_BEST_WORKERS.equals(0)),
         hold_minutes=2,
         value=SHARE,
@@ -233,7 +241,7 @@ RULES = (
             Example(
                 "slow items, and a sampler that is slower",
                 {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
-                 LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(3), SAMPLER_KEY: flat(0.012)},
+                 LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(3), **OWN_WORK},
                 False,
             ),
             Example(

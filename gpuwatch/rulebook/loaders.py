@@ -22,13 +22,14 @@ from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
 from gpuwatch.rulebook.waiting import (
     MAKING,
     ON_TRAINING_THREAD,
+    OWN_WORK,
     RESTART_COST,
     RESTART_SHARE,
-    SAMPLER_KEY,
     SHARE,
     WAIT_SHARE,
     WAITING,
     WORKERS,
+    bursts,
     phases,
     waits,
 )
@@ -198,8 +199,9 @@ RULES = (
         techniques=("T03",),
         examples=(
             Example("a small data set, decoded at every epoch", _decoded(30_000), True),
+            Example("decoded at every epoch, in batches that come together", {**_decoded(30_000), **bursts()}, True),
             Example("a data set larger than memory", _decoded(1_200_000), False),
-            Example("a slow sampler", {**_decoded(30_000), SAMPLER_KEY: flat(0.020)}, False),
+            Example("a slow sampler", {**_decoded(30_000), **OWN_WORK}, False),
             Example("the first epoch", _decoded(30_000, restarts=0), False),
             Example("no wait", _decoded(30_000, wait=0.001), False),
             Example("tensors in memory", {**_decoded(30_000), LOADER_ITEM_SECONDS.name: flat(8e-6)}, False),

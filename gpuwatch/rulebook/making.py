@@ -10,7 +10,6 @@ from gpuwatch.catalog import (
     LOADER_BATCH_CPU_SECONDS,
     LOADER_NEEDED_CORES,
     LOADER_PART_SECONDS,
-    LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
     PHASE_SECONDS,
     WORKER_BLOCKED,
@@ -27,8 +26,8 @@ from gpuwatch.rulebook.waiting import (
     LONG_WAIT,
     MAKING_KEY,
     ON_TRAINING_THREAD,
+    OWN_WORK,
     RECOMMENDED,
-    SAMPLER_KEY,
     SHARE,
     SHRINK,
     STEP,
@@ -136,10 +135,13 @@ RULES = (
         techniques=("T01",),
         examples=(
             Example("a loop over elements", {**waits(), **_parts(0.001, 0.024)}, True),
+            Example(
+                "a loop over elements, in workers that hand over together", {**bursts(), **_parts(0.001, 0.040)}, True
+            ),
             Example("slow items", {**waits(), **_parts(0.022, 0.003)}, False),
             Example(
                 "a loop over elements, in the shade of a slow sampler",
-                {**waits(), **_parts(0.001, 0.010), SAMPLER_KEY: flat(0.018)},
+                {**waits(), **_parts(0.001, 0.010), **OWN_WORK},
                 False,
             ),
             Example("thousands of small tensors", {**waits(0.008), **_parts(0.005, 0.012, 2048)}, False),
@@ -187,8 +189,6 @@ RULES = (
                 {
                     **stalled(4, 0.9, 0.5, running=0.08),
                     **bursts(),
-                    SAMPLER_KEY: flat(0.0002),
-                    LOADER_RECEIVE_CPU_SECONDS.name: flat(0.0006),
                 },
                 True,
             ),
@@ -197,7 +197,7 @@ RULES = (
             Example("a file server that one worker would hide", _alone(0.020, 1.0, share=0.5), False),
             Example(
                 "a sampler that sorts on the training thread",
-                {**_alone(0.020, 1.0), SAMPLER_KEY: flat(0.220)},
+                {**_alone(0.020, 1.0), **OWN_WORK},
                 False,
             ),
             Example("decoding on the training thread", _alone(0.220, 1.0), False),
@@ -248,10 +248,11 @@ RULES = (
         techniques=("T04", "T03"),
         examples=(
             Example("decoding on every core", stalled(8, 0.05, 13), True),
+            Example("decoding of batches that come together", {**stalled(8, 0.05, 13), **bursts(workers=8)}, True),
             Example("a file server, and much to decode", stalled(8, 0.8, 13, running=0.15), False),
             Example(
                 "decoding on every core, in the shade of a slow sampler",
-                {**stalled(8, 0.05, 13), SAMPLER_KEY: flat(0.025)},
+                {**stalled(8, 0.05, 13), **OWN_WORK},
                 False,
             ),
             Example("too few workers for the cores there are", stalled(2, 0.05, 5), False),

@@ -16,8 +16,8 @@ from gpuwatch.catalog import (
     LOADER_EXPECTED_WAIT,
     LOADER_ITEM_SECONDS,
     LOADER_ORDER_SECONDS,
+    LOADER_OWN_RATIO,
     LOADER_PART_SECONDS,
-    LOADER_RECEIVE_CPU_SECONDS,
     LOADER_WORKERS,
     PHASE_SECONDS,
     WINDOW_STEP_SECONDS,
@@ -39,19 +39,20 @@ MAKING = LOADER_BATCH_SECONDS.where(quantile="0.5")
 # Workers that sleep for the same time hand over their batches together: then most steps wait for nothing, and the rest
 # for long. A mean would tell, and be taken in by every hiccup of a busy machine; what a step has to wait by what its
 # batches cost is not.
-WORTH_A_LOOK = (WINDOW_WAIT_SECONDS >= 0.005) | (LOADER_EXPECTED_WAIT >= 0.005)
+WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.005
+HELD_UP = WORTH_A_LOOK | (LOADER_EXPECTED_WAIT >= 0.005)
 IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
 # Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
 STARVED = WORKER_CPU_WAIT >= 0.3
-LONG_WAIT = (WAIT_SHARE >= 0.10) & WORTH_A_LOOK
+LONG_WAIT = (WAIT_SHARE >= 0.10) & HELD_UP
 WAITING = LONG_WAIT.unless(IN_MEMORY)
 # What the training thread itself does for a batch, which no worker could do for it: the sampler runs on it, and so
 # does the unpickling of what is no tensor.
 SAMPLER_PART = LOADER_PART_SECONDS.where(part="sampler")
-SLOW_SAMPLER = (SAMPLER_PART / WINDOW_WAIT_SECONDS >= 0.5) & (SAMPLER_PART >= 0.0025)
-SLOW_RECEIPT = (LOADER_RECEIVE_CPU_SECONDS / WINDOW_WAIT_SECONDS >= 0.5) & (LOADER_RECEIVE_CPU_SECONDS >= 0.0025)
-ON_TRAINING_THREAD = SLOW_SAMPLER | SLOW_RECEIPT
-STALLED = WAITING.unless(STARVED)
+ON_TRAINING_THREAD = LOADER_OWN_RATIO >= 0.5
+SLOW_SAMPLER = SAMPLER_PART / WINDOW_WAIT_SECONDS >= 0.5
+# What the training thread does itself is no matter of items in memory, nor of workers without cores.
+STALLED = LONG_WAIT.unless((IN_MEMORY | STARVED).unless(ON_TRAINING_THREAD))
 
 RESTART_SHARE = EPOCH_RESTART_SECONDS / (PHASE_SECONDS + EPOCH_START_SECONDS)
 RESTART_COST = EPOCH_RESTART_SECONDS / EPOCH_RESTARTS
@@ -116,5 +117,7 @@ def bursts(share: float = 1 / 3, expected: float = 0.014, workers: float = 4) ->
 
 
 MEDIAN_STEP_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
-SAMPLER_KEY = series_key(LOADER_PART_SECONDS.name, {"part": "sampler"})
+OWN_WORK = {LOADER_OWN_RATIO.name: flat(0.8)}
+"""A run whose training thread waits for nothing but its own work."""
+
 MAKING_KEY = series_key(LOADER_BATCH_SECONDS.name, {"quantile": "0.5"})
