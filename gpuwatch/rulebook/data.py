@@ -130,7 +130,7 @@ RULES = (
             ),
             Example("an eighth of each step", {**phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012)}, True),
             Example("workers that hand over their batches together", bursts(), True, "critical"),
-            Example("the same, an eighth of each step", bursts(share=1 / 8), True),
+            Example("the same, a sixth of each step", bursts(share=1 / 6), True),
             Example("hiccups of a busy machine", bursts(expected=0.0005), False),
             Example("a large share of tiny steps", {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.001)}, False),
             Example(
