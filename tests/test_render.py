@@ -202,7 +202,7 @@ def test_series_are_written_in_promtools_notation(values: tuple[float, ...], tex
 
 def test_an_example_shorter_than_the_hold_is_refused() -> None:
     rule = dataclasses.replace(STALL, hold_minutes=60)
-    with pytest.raises(ValueError, match="example 'a sampler that .*': fires nowhere in its 10 minutes"):
+    with pytest.raises(ValueError, match=r"example 'a sampler that .*': fires nowhere in its 10 minutes"):
         list(cases_of(rule))
 
 

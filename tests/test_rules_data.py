@@ -49,7 +49,8 @@ def test_of_a_cause_and_its_consequences_only_the_cause_is_said(id: str, said: l
 
 
 def test_a_wait_without_a_known_cause_is_still_said() -> None:
-    (history,) = (each.history() for each in RULES_BY_ID["data-stall"].examples if each.name == "a quarter of each step")
+    examples = {example.name: example for example in RULES_BY_ID["data-stall"].examples}
+    history = examples["a quarter of each step"].history()
     assert WAITING.holds(history)
     assert [rule.id for rule, _ in firing(history, DATA)] == ["data-stall"]
 
