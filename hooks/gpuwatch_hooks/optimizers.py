@@ -6,9 +6,11 @@ wrapper), the first one that keeps stepping is taken.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from time import monotonic_ns
+from types import CodeType, FrameType
 
 import torch
 from torch.compiler import is_compiling
@@ -18,6 +20,13 @@ from gpuwatch.layout import Word
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.pace import KIND_BITS, MOST_OPTIMIZERS, SHIFT, STEP
 from gpuwatch_hooks.session import Session
+
+MOST_FRAMES = 32
+"""How far up the stack a step within a step is looked for."""
+
+_codes = (code for code in torch.optim.Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType))
+WRAPPER = next((code for code in _codes if code.co_name == "wrapper"), None)
+"""The code that torch puts around every step, and that calls its hooks."""
 
 STEPS_TO_ADOPT = 3
 FOREIGN = -1
@@ -30,17 +39,19 @@ class Optimizers:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.known: dict[int, int] = {}
+        self.layered: set[int] = set()  # those whose hooks may be called more than once a step
         self._references: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._foreign_steps = 0
 
     def add(self, optimizer: torch.optim.Optimizer, ours: bool = True) -> None:
         """Remember it, without keeping it alive."""
         key = id(optimizer)
-        known, references = self.known, self._references
+        known, references, layered = self.known, self._references, self.layered
 
         def forget(_: object) -> None:
             known.pop(key, None)
             references.pop(key, None)
+            layered.discard(key)
 
         references[key] = weakref.ref(optimizer, forget)
         taken = set(known.values())
@@ -61,6 +72,35 @@ class Optimizers:
             ours = True
         self.add(optimizer, ours)
         return self.known[id(optimizer)]
+
+
+@guarded("optimizer")
+def layered(optimizers: Optimizers, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch has wrapped the steps of several classes that this optimizer's is made of.
+
+    It wraps the step of each class that was instantiated. Where a subclass calls its parent's step, hooks are called
+    for both.
+    """
+    kinds = type(optimizer).__mro__
+    if sum(getattr(vars(kind).get("step"), "hooked", False) is True for kind in kinds) < 2:
+        return False
+    optimizers.layered.add(id(optimizer))
+    return True
+
+
+@guarded("optimizer")
+def within(optimizer: torch.optim.Optimizer, frame: FrameType | None) -> bool:
+    """Whether a hook that was called from this frame is called within another step of the same optimizer.
+
+    Takes some microseconds: asked of layered ones alone.
+    """
+    wrappers = 0
+    for _ in range(MOST_FRAMES):
+        if frame is None:
+            break
+        wrappers += frame.f_code is WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return wrappers > 1
 
 
 @guarded("optimizer")
@@ -117,15 +157,18 @@ def install(session: Session) -> tuple[Optimizers, Callable[[], None]]:
     optimizers = Optimizers(session)
 
     def begin(optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
-        if not is_compiling():
-            step_begin(optimizers, optimizer)
+        if is_compiling() or (layered(optimizers, optimizer) and within(optimizer, sys._getframe(1))):
+            return
+        step_begin(optimizers, optimizer)
 
     pace = session.pace
-    numbers = optimizers.known
+    numbers, several_layers = optimizers.known, optimizers.layered
     note = pace.note
 
     def end(optimizer: torch.optim.Optimizer, arguments: object, options: object) -> None:
         if is_compiling():
+            return
+        if several_layers and id(optimizer) in several_layers and within(optimizer, sys._getframe(1)):
             return
         number = numbers.get(id(optimizer))
         if pace.looking or number is None:
