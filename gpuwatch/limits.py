@@ -37,3 +37,6 @@ REGRESSION_DAYS = 7
 
 AGREEING_STEPS = 2
 """Slow steps that must have grown in the same phase before it is named: one may be the machine's own hiccup."""
+
+KEPT_GRAPHS = 30
+"""Steps that ended a while ago and whose graphs are still referenced."""

@@ -12,6 +12,8 @@ from torch import nn
 
 import gpuwatch
 from gpuwatch.advisor import Finding
+from gpuwatch.limits import KEPT_GRAPHS
+from gpuwatch_hooks import leaks
 from tests.loops import AfterStep, convolutional, epochs, found, loader_of, perceptron, quiet, train
 
 pytestmark = pytest.mark.usefixtures("records")
@@ -241,3 +243,23 @@ def test_losses_kept_of_the_second_of_two_networks_are_found() -> None:
     watches[0].detach()
     watches[1].detach()
     assert found(watches[1].findings(), RULE)
+
+
+def test_a_cause_that_has_a_name_is_not_told_without_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locally the advisor leaves the nameless place out; dashboards and alerts see every observation."""
+    monkeypatch.setattr(leaks, "ALLOWANCE_NANOSECONDS", 1_000_000_000)
+    kept: list[torch.Tensor] = []
+    model, loader = perceptron(), loader_of(200)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    watch = gpuwatch.attach(model, loader)
+    for _, _, (inputs, targets) in epochs(loader, 200):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        kept.append(loss)
+    assert watch._run is not None
+    observations = watch._run.session.snapshot().observations
+    watch.detach()
+    places = [seen.where for seen in observations if seen.rule == RULE and seen.magnitude >= KEPT_GRAPHS]
+    assert len(places) == 1 and places[0].startswith("kept (list)")

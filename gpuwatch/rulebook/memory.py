@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuwatch.catalog import OUT_OF_MEMORY, WORKER_COPIED
 from gpuwatch.expr import Quantity, series_key
-from gpuwatch.limits import COPIED_BYTES, HOST_GROWTH_BYTES
+from gpuwatch.limits import COPIED_BYTES, HOST_GROWTH_BYTES, KEPT_GRAPHS
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, observation, observed
 
 _FIRST = {
@@ -75,7 +75,7 @@ RULES = (
         title="Autograd graphs of old steps are still referenced",
         severity="warn",
         scope="rank",
-        when=observed("leak-graph-retained") >= 30,
+        when=observed("leak-graph-retained") >= KEPT_GRAPHS,
         value=Quantity("graphs", observed("leak-graph-retained"), "count"),
         because=(
             "Something keeps a tensor that still carries its graph: a list of losses, a running sum, an output, a "

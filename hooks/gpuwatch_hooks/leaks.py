@@ -157,6 +157,8 @@ class LeakProbe:
         self.searches += 1
         self._last_step = step
         self._compare(step, walk, roots, around)
+        named = [self.points[key] for key, (rule, _) in self.said.items() if rule == GRAPH_RULE]
+        self.retention.named = max((points[-1].step - points[0].step for points in named), default=0)
         some = []
         del roots
         soon = any(growing(points) for points in self.points.values())

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from gpuwatch.limits import KEPT_GRAPHS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.graphs import number_of
@@ -80,6 +81,7 @@ class RetentionProbe:
         self.recent: deque[Followed] = deque()
         self.old: list[Followed] = []
         self.held = 0  # old graphs alive at the last count, in steps
+        self.named = 0  # the steps whose graphs a holder has that is told of by name
         self.looks = 0
         self.most = 0  # the highest count before something was let go again
         self.peak = 0
@@ -161,10 +163,13 @@ class RetentionProbe:
 
     @guarded("retention")
     def publish(self) -> None:
-        """Say how many, in steps; nothing while a buffer fills no further than it did before it was cleared."""
+        """Say how many, in steps; nothing while a buffer fills no further than it did before it was cleared.
+
+        Nor where their holder is told of by name: one cause is one finding.
+        """
         # Marks are as far apart as looks: two counts of the same buffer differ by that much.
         limit = 1.5 * self.most + LOOK_EVERY if self.most else 0
-        held = self.held if self.held > limit else 0
+        held = self.held if self.held > limit and self.named < KEPT_GRAPHS else 0
         if held or self._said:
             self._said = True
             self.record.observe(RULE, "", f"the model's output is {self.shape}", held)
