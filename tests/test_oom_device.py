@@ -18,6 +18,7 @@ from gpuwatch.catalog import DEVICE_FULL_SECONDS, OUT_OF_MEMORY
 from gpuwatch.reader import read
 from gpuwatch_hooks import attach as attaching
 from gpuwatch_hooks import device as devices
+from gpuwatch_hooks import ending
 from gpuwatch_hooks import session as sessions
 from tests.loops import loader_of, only, perceptron
 from tests.programs import Programs
@@ -90,9 +91,9 @@ def current() -> sessions.Session:
 
 def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """What is found when this error ends the process."""
-    monkeypatch.setattr(sessions, "uncaught", lambda: error)
+    monkeypatch.setattr(ending, "uncaught", lambda: error)
     session = current()
-    sessions.note_uncaught(session)
+    ending.note_uncaught(session)
     assert attaching._active is not None
     (watch,) = attaching._active.watches
     watch.detach()

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -20,9 +21,10 @@ from gpuwatch.catalog import CPU_BUDGET
 from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, buffers, follow, guard, hiding, loader, model, modes, optimizers, whereabouts
+from gpuwatch_hooks.ending import end_state, note_uncaught, uncaught
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
-from gpuwatch_hooks.session import Session, end_state, note_uncaught, uncaught
+from gpuwatch_hooks.session import Session
 
 if TYPE_CHECKING:
     from gpuwatch.advisor import Finding
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["Watch", "attach"]
 
 _active: _Run | None = None
+
+_making = threading.RLock()
+"""Held while a run is made or found: two threads that attach at once share one."""
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.RLock()  # a thread that held it is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Run:
@@ -102,12 +115,13 @@ def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: 
             "attach got a %s as model, a torch.nn.Module was expected; nothing is watched", type(watched).__name__
         )
         return
-    run = _current_run(name, watched)
-    if run is None:
-        return
+    with _making:
+        run = _current_run(name, watched)
+        if run is None:
+            return
+        run.watches.append(watch)
     # Step by step into the watch, so that what is in place can be taken out again should the next step fail.
     watch._run = run
-    run.watches.append(watch)
     session = run.session
     watch._undo.append(functools.partial(session.forget, weakref.ref(watched)))
     session.add_model(watched)
