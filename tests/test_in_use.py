@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+
 import pytest
 
 from gpuwatch_hooks import in_use
 from gpuwatch_hooks.in_use import AT_FIRST, SHARE, InUse
+from tests.loops import found, train
 
 
 class Clock:
@@ -63,3 +67,21 @@ def test_what_the_allocator_says_follows_what_is_allocated() -> None:
     if before is None or after is None:
         pytest.skip("this C library has no mallinfo2")
     assert after - before == pytest.approx(len(kept), rel=0.02)
+
+
+LIBC = ctypes.CDLL(None)
+LIBC.malloc.restype, LIBC.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+LIBC.free.argtypes = [ctypes.c_void_p]
+
+
+@pytest.mark.parametrize(("readings", "told"), [(1 << 30, True), (15, False)], ids=["to the end", "for a while"])
+@pytest.mark.usefixtures("records")
+def test_growth_is_told_of_as_long_as_it_is_read(readings: int, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that no name leads to. What grew when it was last read, long ago, may have stopped to."""
+    left, taken = itertools.repeat(None, readings), []
+    read = InUse.read
+    monkeypatch.setattr(InUse, "read", lambda self: read(self) if next(left, self) is None else None)
+    findings = train(200, after=lambda *_: taken.append(LIBC.malloc(120_000)))
+    for block in taken:
+        LIBC.free(block)
+    assert found(findings, "leak-host") == told

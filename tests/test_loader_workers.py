@@ -309,10 +309,11 @@ def test_a_death_is_told_where_torch_only_found_the_connection_gone() -> None:
     """As when the worker still wrote its core: torch took it for alive."""
     with gpuwatch.attach(nn.Linear(1, 1)) as watch:
         assert watch._run is not None
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else torch's handler speaks first
+        before = signal.getsignal(signal.SIGCHLD)
         try:
             iterator = iter(DataLoader(TensorDataset(torch.arange(40)), 1, num_workers=1))
             next(iterator)
+            before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch's handler speaks first
             (worker,) = iterator._workers  # type: ignore[attr-defined]
             gone = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
             watch._run.session.loading.note_death(gone)
@@ -325,7 +326,7 @@ def test_a_death_is_told_where_torch_only_found_the_connection_gone() -> None:
                 list(iterator)
             assert worker.exitcode == -signal.SIGKILL, "its status was left for torch"
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            signal.signal(signal.SIGCHLD, before)
         assert watch._run.session.snapshot().values[WORKER_DEATHS.name] == 1, "told once"
     (seen,) = [seen for seen in snapshot.observations if seen.rule == DIED]
     assert seen.where == "worker 0" and seen.magnitude == 9 and "killed by SIGKILL" in seen.evidence

@@ -102,9 +102,14 @@ class GrowthProbe:
         return last[-1][1] > last[-2][1] and last[-1][1] - last[0][1] >= HOST_GROWTH_BYTES * steps
 
     def per_step(self) -> float:
-        """Growth in bytes a step, 0 unless every quarter of the window grew."""
+        """Growth in bytes a step, 0 unless every quarter of a recent window grew."""
         grown, steps = self.trend.growth()
-        return grown / steps if steps and not self.varied else 0.0
+        return grown / steps if steps and not (self.varied or self._stale()) else 0.0
+
+    def _stale(self) -> bool:
+        """Whether the last reading is longer ago than the window is long: they may cost too much to go on."""
+        first, last = self.trend.readings[0][0], self.trend.readings[-1][0]
+        return self.clock.steps - last > last - first
 
     @guarded("growth")
     def publish(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 SHARE = 0.001
 """Share of the run's time that these calls may take, beyond :data:`AT_FIRST`."""
 
-AT_FIRST = 25_000_000
+AT_FIRST = 50_000_000
 """Nanoseconds they may take however short the run is: a leak shall be told within its first hundred steps."""
 
 _FIELDS = (
