@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from gpuwatch_hooks import in_use
+from gpuwatch_hooks import in_use, session
 from gpuwatch_hooks.in_use import AT_FIRST, SHARE, InUse
 from tests.loops import found, train
 
@@ -74,11 +74,18 @@ LIBC.malloc.restype, LIBC.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 LIBC.free.argtypes = [ctypes.c_void_p]
 
 
+def read_alone(watched: session.Session) -> None:
+    """A reading, and no search for names: it found none."""
+    watched.growth.look(watched.varying())
+    watched.growth.explain(0.0)
+
+
 @pytest.mark.parametrize(("readings", "told"), [(1 << 30, True), (15, False)], ids=["to the end", "for a while"])
 @pytest.mark.usefixtures("records")
 def test_growth_is_told_of_as_long_as_it_is_read(readings: int, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no name leads to. What grew when it was last read, long ago, may have stopped to."""
     monkeypatch.setattr(in_use, "AT_FIRST", 1 << 62)  # a test runner's heap is a large one
+    monkeypatch.setattr(session, "search", read_alone)
     left, taken = itertools.repeat(None, readings), []
     read = InUse.read
     monkeypatch.setattr(InUse, "read", lambda self: read(self) if next(left, self) is None else None)
