@@ -21,8 +21,13 @@ NAMES = ("_engine_run_backward",) if hasattr(torch.autograd, "_engine_run_backwa
 
 def look(session: Session) -> Callable[[], None]:
     """Watch autograd during a look; the returned function puts everything back."""
+    return wrap_autograd(lambda original: _watched(session, original))
+
+
+def wrap_autograd(wrapped: Callable[[Callable[..., object]], Callable[..., object]]) -> Callable[[], None]:
+    """Put a wrapper around autograd's entry; the returned function takes it out again."""
     originals = {name: getattr(torch.autograd, name) for name in NAMES}
-    wrappers = {name: _watched(session, original) for name, original in originals.items()}
+    wrappers = {name: wrapped(original) for name, original in originals.items()}
     for name, wrapper in wrappers.items():
         setattr(torch.autograd, name, wrapper)
 

@@ -24,9 +24,10 @@ from gpuwatch_hooks.session import Session
 MOST_FRAMES = 32
 """How far up the stack a step within a step is looked for."""
 
-_codes = (code for code in torch.optim.Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType))
+_wrapping = getattr(getattr(torch.optim.Optimizer, "profile_hook_step", None), "__code__", None)
+_codes = [code for code in getattr(_wrapping, "co_consts", ()) if isinstance(code, CodeType)]
 WRAPPER = next((code for code in _codes if code.co_name == "wrapper"), None)
-"""The code that torch puts around every step, and that calls its hooks."""
+"""The code that torch puts around every step, and that calls its hooks; None where a torch has it by another name."""
 
 STEPS_TO_ADOPT = 3
 FOREIGN = -1

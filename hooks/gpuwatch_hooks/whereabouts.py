@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import torch
-
 from gpuwatch.layout import PLACE_BITS, Place, Word
-from gpuwatch_hooks.backward import NAMES, leave_no_frame
+from gpuwatch_hooks.backward import leave_no_frame, wrap_autograd
 from gpuwatch_hooks.pace import Pace
 from gpuwatch_hooks.session import Session
 
@@ -23,17 +21,11 @@ _ONE_BACKWARD = 1 << PLACE_BITS
 
 def install(session: Session) -> Callable[[], None]:
     """Tell of every backward; the returned function stops it."""
-    pace = session.pace
-    originals = {name: getattr(torch.autograd, name) for name in NAMES}
-    wrappers = {name: _told(pace, original) for name, original in originals.items()}
-    for name, wrapper in wrappers.items():
-        setattr(torch.autograd, name, wrapper)
+    unwrap = wrap_autograd(lambda original: _told(session.pace, original))
 
     def restore() -> None:
         session.close_look()  # its own wrapper lies over this one
-        for name, wrapper in wrappers.items():
-            if getattr(torch.autograd, name) is wrapper:  # someone else's wrapper on top stays
-                setattr(torch.autograd, name, originals[name])
+        unwrap()
 
     return restore
 
