@@ -3,6 +3,9 @@
 Blocks of steps in turn: bare, floor, bare, watched, … The machine's speed drifts, so each watched block is compared
 with the bare blocks around it, and medians are taken over rounds. The first steps after attach are measured apart:
 they are all looked at, later steps rest.
+
+Two figures, since most steps rest and a few are looked at: the mean of the CPU time that the training thread takes,
+which has all in it that watching does there, looks, searches and readings, and the median step by the clock.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable
-from time import monotonic_ns, perf_counter_ns
+from dataclasses import dataclass
+from time import monotonic_ns, perf_counter_ns, thread_time_ns
 
 import torch
 from torch import nn
@@ -23,7 +27,21 @@ STEPS = 2000
 SETTLED = 1000
 """Steps left out at the start of a block."""
 
-Run = Callable[[], list[int]]
+
+@dataclass(frozen=True)
+class Block:
+    """Steps in a row: nanoseconds of each of them by the clock, and the mean CPU time of the settled ones."""
+
+    steps: list[int]
+    mean_cpu: float
+
+    @property
+    def median(self) -> float:
+        """The median of the settled steps, in nanoseconds."""
+        return statistics.median(self.steps[SETTLED:])
+
+
+Run = Callable[[], Block]
 
 
 def overhead_lines(rounds: int) -> list[str]:
@@ -45,19 +63,28 @@ def overhead_lines(rounds: int) -> list[str]:
         with_watch = run()
         watch.detach()
         after = run()
-        bare.append(settled(between))
-        floor.append(settled(with_floor) - (settled(before) + settled(between)) / 2)
-        watched.append(settled(with_watch) - (settled(between) + settled(after)) / 2)
-        dense.append(statistics.fmean(with_watch[:60]) - (settled(between) + settled(after)) / 2)
+        bare.append((between.mean_cpu, between.median))
+        floor.append(added(with_floor, before, between))
+        watched.append(added(with_watch, between, after))
+        dense.append(statistics.fmean(with_watch.steps[:60]) - (between.median + after.median) / 2)
     return [
-        f"overhead: bare step {_us(bare)}; watched +{_us(watched)} a step; floor (bare hooks, clock, record) "
-        f"+{_us(floor)}; each of the first 64 steps +{_us(dense)}   "
-        f"[medians of {rounds} rounds of mean times over {STEPS - SETTLED} steps]"
+        f"overhead: bare step {_us(bare)}; watched +{_us(watched)}; floor (bare hooks, clock, record) +{_us(floor)}; "
+        f"each of the first 64 steps +{statistics.median(dense) / 1000:.1f} us   "
+        f"[mean CPU time of the training thread, all included / median step by the clock; medians of {rounds} rounds "
+        f"of {STEPS - SETTLED} steps]"
     ]
 
 
+def added(block: Block, before: Block, after: Block) -> tuple[float, float]:
+    """What a block's steps take beyond those around it, in nanoseconds: mean CPU time, and median by the clock."""
+    return (
+        block.mean_cpu - (before.mean_cpu + after.mean_cpu) / 2,
+        block.median - (before.median + after.median) / 2,
+    )
+
+
 def training() -> tuple[nn.Module, DataLoader[tuple[torch.Tensor, ...]], Run]:
-    """A four-layer MLP on tensors in memory, and a function that trains it and returns nanoseconds per step."""
+    """A four-layer MLP on tensors in memory, and a function that trains it and returns what its steps took."""
     torch.manual_seed(0)
     layers = (
         nn.Linear(64, 64),
@@ -73,8 +100,9 @@ def training() -> tuple[nn.Module, DataLoader[tuple[torch.Tensor, ...]], Run]:
     criterion = nn.CrossEntropyLoss()
     loader = DataLoader(TensorDataset(torch.randn(8 * 4000, 64), torch.randint(0, 10, (8 * 4000,))), batch_size=8)
 
-    def run() -> list[int]:
-        times = []
+    def run() -> Block:
+        times: list[int] = []
+        settled = thread_time_ns()
         begun = perf_counter_ns()
         for inputs, targets in loader:
             optimizer.zero_grad()
@@ -84,9 +112,11 @@ def training() -> tuple[nn.Module, DataLoader[tuple[torch.Tensor, ...]], Run]:
             ended = perf_counter_ns()
             times.append(ended - begun)
             begun = ended
+            if len(times) == SETTLED:
+                settled = thread_time_ns()
             if len(times) == STEPS:
                 break
-        return times
+        return Block(times, (thread_time_ns() - settled) / (STEPS - SETTLED))
 
     return model, loader, run
 
@@ -139,11 +169,5 @@ def floor_hooks(model: nn.Module, loader: DataLoader[tuple[torch.Tensor, ...]]) 
     return remove
 
 
-def settled(times: list[int]) -> float:
-    """Mean step of a block after its first steps, the slowest hundredth (the machine's own hiccups) left out."""
-    kept = sorted(times[SETTLED:])
-    return statistics.fmean(kept[: len(kept) - len(kept) // 100])
-
-
-def _us(nanoseconds: list[float]) -> str:
-    return f"{statistics.median(nanoseconds) / 1000:.1f} us"
+def _us(pairs: list[tuple[float, float]]) -> str:
+    return " / ".join(f"{statistics.median(column) / 1000:.1f}" for column in zip(*pairs, strict=True)) + " us"

@@ -40,6 +40,11 @@ LOOK_NANOSECONDS = 600_000
 LOOK_SHARE = 0.001
 """Share of a run's time that looks may take: of long steps more are looked at, up to one in :data:`HURRIED_EVERY`."""
 
+SHORT_STEPS_SHARE = 0.005
+"""The share that looks shall not exceed where steps are so short that one in 128 takes more: then they are rarer."""
+
+RAREST_EVERY = 256
+
 HURRIED_EVERY = 8
 """Steps between looks while something suspicious is followed up."""
 
@@ -85,8 +90,10 @@ class Pace:
         before, then = self._rested
         self._rested = steps, now
         if then and steps > before:
-            affordable = int(LOOK_NANOSECONDS / LOOK_SHARE * (steps - before) / max(1, now - then))
-            every = min(every, max(HURRIED_EVERY, affordable))
+            share_of_each = LOOK_NANOSECONDS * (steps - before) / max(1, now - then)  # a look's time beside a step's
+            every = min(every, max(HURRIED_EVERY, int(share_of_each / LOOK_SHARE)))
+            if steps >= SETTLED_STEPS:
+                every = max(every, min(RAREST_EVERY, int(share_of_each / SHORT_STEPS_SHARE)))
         if hurried:
             every = HURRIED_EVERY
         self.looks += 1
