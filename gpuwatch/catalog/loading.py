@@ -91,7 +91,10 @@ LOADERS_BUILT = rank_metric(
 WORKER_DEATHS = rank_metric("loader_worker_deaths_total", "counter", "1", "Loader workers that died while in use.")
 BATCH_PINNED = rank_metric("loader_batch_pinned", "gauge", "bool", "1 when the batches that come are in pinned memory.")
 PADDING = rank_metric(
-    "loader_padding_ratio", "gauge", "ratio", "Median share of padding in the batches' attention mask."
+    "loader_padding_ratio",
+    "gauge",
+    "ratio",
+    "Median share of padding in the batches, by their attention mask, or by runs of one id at the ends of rows.",
 )
 LOADER_BEST_WORKERS = rank_metric(
     "loader_recommended_workers", "gauge", "workers", "Worker processes that this run's own costs ask for."

@@ -118,8 +118,9 @@ RULES = (
         hold_minutes=2,
         value=Quantity("padding", PADDING, "ratio"),
         because=(
-            "The batches' `attention_mask` marks the tokens that are real; the rest is computed on and thrown away. It "
-            "is read on the CPU, at steps that are looked at, before the batch goes to the device."
+            "The batches' `attention_mask` marks the tokens that are real; the rest is computed on and thrown away. "
+            "Where there is none, rows of ids tell: they end (or begin) in runs of one value that is hardly anywhere "
+            "else. Read on the CPU, at steps that are looked at, before the batch goes to the device."
         ),
         evidence="{padding} of the tokens of a batch are padding (median)",
         fix="Put sequences of like length into a batch (a length-bucketing sampler, `group_by_length=True`), pad to "

@@ -11,6 +11,7 @@ import torch
 
 from gpuwatch.catalog import BATCH_PINNED, LOADER_BATCH_BYTES, PADDING
 from gpuwatch_hooks.holdings import attributes_of
+from gpuwatch_hooks.padding import padding_of_ids
 
 KEPT = 32
 SAMPLE_EVERY = 4
@@ -23,6 +24,8 @@ MASK_KINDS = (torch.bool, torch.int64, torch.int32, torch.uint8)
 MOST_MASKED = 1 << 20
 """Elements of a mask beyond which it is not summed up."""
 
+SOME_PADDING = 0.01
+
 
 class Batches:
     """The batches of one loader."""
@@ -32,6 +35,7 @@ class Batches:
         self._bytes: deque[int] = deque(maxlen=KEPT)
         self._padding: deque[float] = deque(maxlen=KEPT)
         self._pinned: bool | None = None
+        self._masked = False  # an attention mask was seen
 
     def look(self, batch: object, on_accelerator: bool) -> None:
         """A batch came."""
@@ -46,6 +50,8 @@ class Batches:
             if on_accelerator:
                 self._pinned = all(tensor.is_pinned() for tensor in tensors if tensor.device.type == "cpu")
             share = padding(batch)
+            self._masked = self._masked or share is not None
+            share = padding_of_ids(tensors) if share is None else share
         if share is not None:
             self._padding.append(share)
 
@@ -55,7 +61,8 @@ class Batches:
             yield LOADER_BATCH_BYTES.name, statistics.median(self._bytes)
         if self._pinned is not None:
             yield BATCH_PINNED.name, float(self._pinned)
-        if self._padding:
+        # Ids that are never padded may be no ids: of them nothing is said.
+        if self._padding and (self._masked or max(self._padding) >= SOME_PADDING):
             yield PADDING.name, statistics.median(self._padding)
 
 
