@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -13,6 +14,23 @@ from pathlib import Path
 import pytest
 
 from tests.programs import Programs
+
+
+def pytest_configure() -> None:
+    """In the background of a shell SIGINT is ignored, after nohup SIGHUP; the tests' programs are to know them."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that is run again has new fixtures, those of its module too: the same run would be judged the same."""
+    if isinstance(item, pytest.Function) and getattr(item, "execution_count", 1) > 1:
+        for definitions in item._fixtureinfo.name2fixturedefs.values():
+            for definition in definitions:
+                if definition.scope != "function" and definition.baseid.startswith("tests"):
+                    definition.finish(item._request)  # type: ignore[arg-type]
 
 
 @pytest.fixture
