@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ def fingerprint(loop: Loop) -> dict[str, object]:
     return {
         "autograd": {name: getattr(torch.autograd, name) for name in ("backward", "grad", "_engine_run_backward")},
         "module": dict(vars(nn.Module)),
+        "exit": sys.exit,
         "model": dict(vars(type(loop.model))),
         "hooks": [
             {name: dict(hooks) for name, hooks in vars(module).items() if name.endswith(("hooks", "kwargs", "called"))}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import textwrap
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import gpuwatch
 from gpuwatch.layout import State
 from gpuwatch.reader import Snapshot, read_all
+from gpuwatch.report.document import cause_of
 from tests.programs import Ended, Programs
 
 PROGRAM = """
@@ -129,6 +133,66 @@ def test_a_child_says_nothing_and_leaves_the_record_of_its_parent_alone(
     assert ended.err.count("the whole report") == 1
     record = only_record(ended)
     assert (record.step, record.state) == (steps + 10, State.CLEAN)
+
+
+OWN_CHILDREN = """
+import multiprocessing, os, sys
+import torch
+from torch import nn
+import gpuwatch
+
+def train(name, code):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    gpuwatch.attach(model, name=name)
+    for step in range(70):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    exec(code)
+
+for name, code in CODES.items():
+    child = multiprocessing.get_context("fork").Process(target=train, args=(name, code))
+    child.start()
+    child.join()
+    print(name, child.exitcode)
+"""
+
+OWN_ENDS = {
+    "clean": ("pass", 0, State.CLEAN, None),
+    "error": ("raise KeyError('x')", 1, State.EXCEPTION, "KeyError"),
+    "exit": ("sys.exit(3)", 3, State.EXCEPTION, "exit status 3"),
+    "raised": ("raise SystemExit(0)", 0, State.CLEAN, None),
+    "printed": (
+        "try: 1 / 0\nexcept ZeroDivisionError: sys.exit(1)",
+        1,
+        State.EXCEPTION,
+        "exit status 1, as ZeroDivisionError was handled",
+    ),
+}
+
+
+def test_children_that_are_watched_themselves_say_how_they_end(programs: Programs) -> None:
+    codes = {name: code for name, (code, *_) in OWN_ENDS.items()}
+    ended = programs.run(OWN_CHILDREN.replace("CODES", repr(codes)))
+    assert ended.status == 0, ended.err
+    assert ended.out.splitlines() == [f"{name} {status}" for name, (_, status, *_) in OWN_ENDS.items()]
+    records, rejected = read_all(ended.records)
+    assert not rejected and [record.step for record in records] == [70] * len(OWN_ENDS)
+    assert {record.run: (record.state, cause_of(record)) for record in records} == {
+        name: (state, cause) for name, (*_, state, cause) in OWN_ENDS.items()
+    }
+
+
+def test_what_goes_through_the_watch_as_a_context_ends_the_run(records: Path) -> None:
+    for error in (ValueError("x"), SystemExit(2), SystemExit(0), GeneratorExit()):
+        with contextlib.suppress(BaseException), gpuwatch.attach(nn.Linear(1, 1), name=repr(error)):
+            raise error
+    assert {record.run: (record.state, cause_of(record)) for record in read_all(records)[0]} == {
+        "ValueError('x')": (State.EXCEPTION, "ValueError"),
+        "SystemExit(2)": (State.EXCEPTION, "exit status 2"),
+        "SystemExit(0)": (State.DETACHED, None),
+        "GeneratorExit()": (State.DETACHED, None),
+    }
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -21,7 +21,7 @@ from gpuwatch.catalog import CPU_BUDGET
 from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, buffers, follow, guard, hiding, loader, model, modes, optimizers, whereabouts
-from gpuwatch_hooks.ending import end_state, note_uncaught, uncaught
+from gpuwatch_hooks.ending import end_state, follow_child, follow_exits, note, note_uncaught, uncaught
 from gpuwatch_hooks.guard import guarded, log
 from gpuwatch_hooks.identity import cpu_budget, device_of, identity
 from gpuwatch_hooks.session import Session
@@ -70,7 +70,7 @@ class Watch:
 
     def detach(self) -> None:
         """Put everything back as it was. The run ends with its last watch."""
-        detach(self)
+        detach(self, None)
 
     def __enter__(self) -> Watch:
         return self
@@ -78,7 +78,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.detach()
+        detach(self, error)
 
     @property
     def run(self) -> str | None:
@@ -186,6 +186,8 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         session.looks.append(lambda: buffers.look(session))
         _active.undo.append(hiding.install(session))
         _active.undo.append(follow.install(session))
+        _active.undo.append(follow_exits(session))
+        _active.undo.append(follow_child(farewell))
         _serve(_active)
     return _active
 
@@ -215,8 +217,8 @@ def findings(watch: Watch) -> list[Finding]:
 
 
 @guarded("detach")
-def detach(watch: Watch) -> None:
-    """Take out one watch's hooks; with the last one the run ends."""
+def detach(watch: Watch, error: BaseException | None) -> None:
+    """Take out one watch's hooks; with the last one the run ends, and ``error``, where there is one, ended it."""
     run = watch._run
     if run is None or watch not in run.watches:
         return
@@ -224,7 +226,9 @@ def detach(watch: Watch) -> None:
     for undo in watch._undo:
         undo()
     if not run.watches:
-        watch._last = end(run, State.DETACHED)
+        if isinstance(error, (Exception, KeyboardInterrupt, SystemExit)):
+            note(run.session, error)
+        watch._last = end(run, State.EXCEPTION if run.session.failed else State.DETACHED)
 
 
 def end(run: _Run, state: State) -> Snapshot | None:
@@ -257,7 +261,7 @@ def farewell() -> None:
     if run is None or run.session.ended:
         return
     note_uncaught(run.session)
-    last = end(run, end_state())
+    last = end(run, end_state(run.session))
     if last is None or config.quiet() or os.getpid() != last.pid:
         return
     from gpuwatch.report.summary import summary_lines

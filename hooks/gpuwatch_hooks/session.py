@@ -106,11 +106,12 @@ class Session:
         self.copies = CopyProbe(self.record, self.clock)
         self.loading = LoadingProbe(self.record, self.clock, self.loaders)
         self.ended = False
+        self.failed = False  # what ends it is written down
         self.pace.next_tick = time.monotonic_ns() + TICK_NANOSECONDS // 4
         for probe, count in guard.faults().items():
             self._fault(probe, count)  # while the probes were made
         guard.listeners.append(self._fault)
-        _alive.add(self)
+        _alive.append(self)
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch this model's parameters too."""
@@ -272,6 +273,7 @@ class Session:
             return None
         self.close_look()
         self.ended = True
+        _alive.remove(self)
         finish_clock(self)
         self.publish()
         self.modules.stop()
@@ -284,7 +286,8 @@ class Session:
         return self.record.snapshot()
 
 
-_alive: weakref.WeakSet[Session] = weakref.WeakSet()
+_alive: list[Session] = []
+"""Those that have not ended. No weak set: what a signal raises in its callbacks is lost."""
 
 
 @guarded("tick")
@@ -343,10 +346,11 @@ def finish_clock(session: Session) -> None:
 @guarded("fork")
 def _after_fork() -> None:
     # A child's hooks run on, but store into private memory; it prints no summary and ends no run.
-    for session in list(_alive):
+    for session in _alive:
         session.ended = True
         session.record.after_fork_in_child()
         session.pace.words = session.record.words
+    _alive.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
