@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 import gpuwatch
 from gpuwatch.advisor import Finding
 from gpuwatch_hooks import contention
+from gpuwatch_hooks.stolen import StolenTime
 from tests.loops import Batch, found, loader_of, only, perceptron, train
 
 pytestmark = pytest.mark.usefixtures("records")
@@ -27,6 +28,7 @@ USUAL, SLOW = 0.004, 0.1
 def a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where tests share the machine with others, the rule would rightly be silent: here no step waits for a core."""
     monkeypatch.setattr(contention, "_run_delay", lambda: (threading.get_ident(), 0))
+    monkeypatch.setattr(StolenTime, "note", lambda time, cpu: 0)
 
 
 class Sleeping(nn.Module):

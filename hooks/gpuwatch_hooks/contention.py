@@ -1,16 +1,18 @@
 """How long the training thread could have run but got no core: the sign of a crowded machine.
 
-The kernel keeps the sum per thread (``/proc/thread-self/schedstat``, second field, nanoseconds). Slow steps that are
-explained by it are not the program's doing.
+The kernel keeps the sum per thread (``/proc/thread-self/schedstat``, second field, nanoseconds). Time that a hypervisor
+takes comes to it. Slow steps that are explained by it are not the program's doing.
 """
 
 from __future__ import annotations
 
 import threading
+from time import thread_time_ns
 
 from gpuwatch.catalog import CPU_WAIT_SECONDS
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
+from gpuwatch_hooks.stolen import StolenTime
 
 
 class CoreWait:
@@ -21,6 +23,7 @@ class CoreWait:
         self._thread: tuple[int, int] | None = None  # whose sum, and what it was when first read
         self._earlier = 0
         self._total = 0
+        self._stolen = StolenTime()
 
     @guarded("contention")
     def publish(self) -> None:
@@ -33,8 +36,10 @@ class CoreWait:
             # Training moved to another thread: its sum begins at another number.
             self._thread = (thread, nanoseconds)
             self._earlier = self._total
+            self._stolen.begin(thread_time_ns())
         self._total = self._earlier + nanoseconds - self._thread[1]
-        self.record.values[self.record.series(CPU_WAIT_SECONDS.name)] = self._total / 1e9
+        stolen = self._stolen.note(thread_time_ns())
+        self.record.values[self.record.series(CPU_WAIT_SECONDS.name)] = (self._total + stolen) / 1e9
 
 
 def _run_delay() -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ from gpuwatch.catalog import (
     WORKER_RESIDENT,
     WORKER_UNIQUE,
 )
+from gpuwatch_hooks.stolen import StolenTime
 from gpuwatch_hooks.worker_area import ENTRY, RING_AT, Slot, WorkerArea
 
 WINDOW = 30
@@ -112,6 +113,7 @@ class Workers:
         self._ticks: deque[Sums] = deque([Sums()], maxlen=WINDOW)
         self._memory: dict[Slot, int] = {}
         self._gone: dict[int, int] = {}  # the last workers that ended, by process
+        self._stolen = StolenTime()
 
     def add(self, group: WorkerGroup) -> None:
         """Another iterator starts its workers."""
@@ -169,6 +171,8 @@ class Workers:
         total = self._earlier
         for group in self.groups:
             total += group.sums(now)
+        if total.cpu:
+            total += Sums(core_wait=self._stolen.note(total.cpu))
         recent = total.since(self._ticks[0])
         self._ticks.append(total)
         return recent
