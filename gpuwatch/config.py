@@ -7,6 +7,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpuwatch.interruption import expected
+
 DIRECTORY = "GPUWATCH_DIR"
 DISABLE = "GPUWATCH_DISABLE"
 DAEMON = "GPUWATCH_DAEMON"
@@ -62,7 +64,7 @@ def _on(value: str | None) -> bool:
 def _writable_directory(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
-    except OSError:
+    except expected(OSError):
         return False
     return stat.S_ISDIR(mode) and os.access(path, os.W_OK | os.X_OK)
 
@@ -71,5 +73,5 @@ def _at_home(path: str) -> Path:
     """The path with ``~`` filled in; in the root directory for a user without a home."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except expected(RuntimeError):
         return Path("/") / path.lstrip("~/")

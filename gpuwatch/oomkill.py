@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuwatch.catalog import CGROUP_OOM_KILLS, HOST_RESIDENT, HOST_TOTAL, LOCAL_RANKS, MACHINE_OOM_KILLS
+from gpuwatch.interruption import expected
 from gpuwatch.layout import POST_MORTEMS
 from gpuwatch.sizes import size_text
 
@@ -65,7 +66,7 @@ def boot() -> str:
     """The name of the kernel's present run, or an empty text: its counts begin with it."""
     try:
         return _BOOT.read_text().strip()
-    except OSError:
+    except expected(OSError):
         return ""
 
 
@@ -128,7 +129,7 @@ def _same_group(identity: Mapping[str, object]) -> Path | None:
         return None
     try:
         found = os.stat(path).st_ino
-    except (OSError, ValueError):
+    except expected(OSError, ValueError):
         return None
     return Path(path) if found == inode else None
 
@@ -148,7 +149,7 @@ def written_down(record: Path, uid: int) -> Mapping[str, object] | None:
     path = record.parent / POST_MORTEMS / f"{record.stem}.json"
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except expected(OSError):
         return None
     try:
         status = os.fstat(file)
@@ -166,7 +167,7 @@ def _field(path: Path, name: str) -> int | None:
     try:
         with open(path, "rb") as file:
             lines = file.read(_LARGEST_BYTES).splitlines()
-    except OSError:
+    except expected(OSError):
         return None
     for line in lines:
         key, _, number = line.partition(b" ")

@@ -5,7 +5,6 @@ What is not a valid record is a :class:`gpuwatch.recordparts.RecordError` with o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from gpuwatch.catalog import OUT_OF_MEMORY
 from gpuwatch.death import death_of
 from gpuwatch.expr import series_key
+from gpuwatch.interruption import expected
 from gpuwatch.layout import (
     OBSERVATION_BYTES,
     OBSERVATION_SLOTS,
@@ -120,24 +120,34 @@ def remove_old(directory: Path, keep: int) -> int:
     this user may not list (shared ones are write-only) keeps what it has.
     """
     files = []
-    with contextlib.suppress(OSError):
-        for path in _record_files(directory):
-            with contextlib.suppress(OSError):
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-                    files.append((status.st_mtime, path))
-    removed = 0
-    for _, path in sorted(files, reverse=True)[keep:]:
-        with contextlib.suppress(OSError):
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if not leased(file):
-                    path.unlink()
-                    path.with_suffix(SNAPSHOT_SUFFIX).unlink(missing_ok=True)
-                    removed += 1
-            finally:
-                os.close(file)
-    return removed
+    try:
+        paths = list(_record_files(directory))
+    except expected(OSError):
+        return 0
+    for path in paths:
+        try:
+            status = path.lstat()
+        except expected(OSError):
+            continue
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+            files.append((status.st_mtime, path))
+    return sum(_remove(path) for _, path in sorted(files, reverse=True)[keep:])
+
+
+def _remove(path: Path) -> bool:
+    """Remove a record that nobody writes, and the snapshot beside it; says whether it went."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if leased(file):
+                return False
+            path.unlink()
+            path.with_suffix(SNAPSHOT_SUFFIX).unlink(missing_ok=True)
+        finally:
+            os.close(file)
+    except expected(OSError):
+        return False
+    return True
 
 
 def _record_files(directory: Path) -> Iterator[Path]:

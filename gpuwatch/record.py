@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpuwatch.expr import series_key
+from gpuwatch.interruption import expected
 from gpuwatch.layout import (
     HEADER_BYTES,
     MAGIC,
@@ -210,7 +211,7 @@ def _start_time() -> int:
     try:
         with open("/proc/self/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         return time.monotonic_ns()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuwatch.interruption import expected
 from gpuwatch.recordparts import leased
 
 FILE = "daemon.json"
@@ -39,13 +40,13 @@ def running(directory: Path) -> str | None:
     """
     try:
         file = os.open(directory / FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except expected(OSError):
         return None
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode) or not leased(file):
             return None
         return _url(os.pread(file, _LARGEST_FILE_BYTES, 0))
-    except OSError:
+    except expected(OSError):
         return None
     finally:
         os.close(file)
@@ -103,7 +104,7 @@ def start(directory: Path) -> None:
     script = ["sh", "-c", 'cd /; exec "$@" &', "sh", *command]
     try:
         shell = _spawn(script, directory / LOG)
-    except OSError:
+    except expected(OSError):
         shell = _spawn(script, Path(os.devnull))
     with contextlib.suppress(ChildProcessError):  # reaped by somebody else, or SIGCHLD is ignored
         os.waitpid(shell, 0)
@@ -112,8 +113,10 @@ def start(directory: Path) -> None:
 def _spawn(command: list[str], log: Path) -> int:
     # posix_spawn, not subprocess: no fork handlers, no pipe, no thread, nothing left to warn about.
     written = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    with contextlib.suppress(OSError):
+    try:
         written |= os.O_TRUNC if log.stat().st_size > LARGEST_LOG_BYTES else 0
+    except expected(OSError):
+        pass  # none yet
     actions: list[tuple[Any, ...]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from gpuwatch import config
 from gpuwatch.catalog import CPU_BUDGET
+from gpuwatch.interruption import expected
 from gpuwatch.layout import State
 from gpuwatch.reader import remove_old
 from gpuwatch_hooks import backward, buffers, follow, guard, hiding, loader, model, modes, optimizers, whereabouts
@@ -166,7 +167,7 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
         remove_old(directory, config.KEPT_RECORDS)  # before this run's own record is there
         try:
             session = Session(directory, identity(None if name is None else str(name), device_of(watched)))
-        except OSError as error:
+        except expected(OSError) as error:
             log.warning(
                 "no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory that can "
                 "be written",

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuwatch.interruption import expected
+
 _MOUNT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _MEMORY_FILES = (
@@ -87,5 +89,5 @@ def _field(table: str, name: str) -> int:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except OSError:
+    except expected(OSError):
         return ""

@@ -10,6 +10,7 @@ import threading
 from time import thread_time_ns
 
 from gpuwatch.catalog import CPU_WAIT_SECONDS
+from gpuwatch.interruption import expected
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.stolen import StolenTime
@@ -46,5 +47,5 @@ def _run_delay() -> tuple[int, int] | None:
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             return threading.get_ident(), int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         return None

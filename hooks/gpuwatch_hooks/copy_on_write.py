@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuwatch.catalog import WORKER_COPIED
+from gpuwatch.interruption import expected
 from gpuwatch.limits import COPIED_BYTES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
@@ -145,7 +146,7 @@ def own_pages(pid: int, addresses: Iterable[int]) -> float | None:
     own = known = 0
     try:
         descriptor = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
-    except OSError:
+    except expected(OSError):
         return None
     try:
         for address in addresses:
@@ -153,7 +154,7 @@ def own_pages(pid: int, addresses: Iterable[int]) -> float | None:
             if entry & PRESENT:
                 known += 1
                 own += bool(entry & EXCLUSIVE)
-    except OSError:
+    except expected(OSError):
         return None
     finally:
         os.close(descriptor)

@@ -12,6 +12,7 @@ import gc
 
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.collector import listener
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.in_use import bytes_in_use
 from gpuwatch_hooks.pace import DENSE_STEPS
@@ -45,8 +46,8 @@ class CycleProbe:
             if self.retention.recent:
                 collection(self, phase)
 
-        self._listen = listen
-        gc.callbacks.append(listen)
+        self._listen = listener(listen)
+        gc.callbacks.append(self._listen)
 
     def stop(self) -> None:
         """Listen no more."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gpuwatch.interruption import expected
 from gpuwatch.record import RecordWriter
 from gpuwatch.sizes import size_text
 
@@ -38,7 +39,7 @@ def ended(pid: int) -> int | None:
     """The exit status of a child that has ended and was not waited for (a signal below zero); None of any other."""
     try:
         result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # no child of this process, or waited for already
+    except expected(OSError):  # no child of this process, or waited for already
         return None
     if result is None:
         return None
@@ -93,14 +94,14 @@ _HINTS = {
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except expected(ValueError):
         return f"signal {number}"
 
 
 def _shared_memory() -> str:
     try:
         status = os.statvfs(SHARED_MEMORY)
-    except OSError:
+    except expected(OSError):
         return "shared memory unknown"
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     strategy: str = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]

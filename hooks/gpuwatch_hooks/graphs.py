@@ -16,6 +16,8 @@ from typing import Any, cast
 
 import torch
 
+from gpuwatch.interruption import expected
+
 MOST_NODES = 2_000
 NODES_BETWEEN_CLOCKS = 64
 
@@ -78,12 +80,12 @@ def kept_tensors(node: Any) -> Iterator[torch.Tensor]:
     for name in _saved_names(cast("Hashable", type(node))):
         try:
             saved = getattr(node, name)
-        except RuntimeError:
+        except expected(RuntimeError):
             continue  # freed
         for item in saved if type(saved) in (tuple, list) else (saved,):
             try:
                 tensor = item.data
-            except RuntimeError:
+            except expected(RuntimeError):
                 continue  # freed, or changed in place: a parameter
             if issubclass(type(tensor), torch.Tensor):
                 yield tensor

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import signal
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
+
+from gpuwatch.interruption import of_a_signal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,21 +120,6 @@ def _any_arguments(point: Point) -> Callable[..., object]:
             return _stopped(point, fault)
 
     return call
-
-
-def of_a_signal(fault: BaseException) -> bool:
-    """Whether a handler of a signal raised it, and it is the user's: handlers run wherever the main thread is.
-
-    torch's own tells that way that a loader worker died, a user's that something took too long.
-    """
-    handlers = [getattr(handler, "func", handler) for handler in map(signal.getsignal, signal.valid_signals())]
-    codes = {getattr(getattr(handler, "__func__", handler), "__code__", None) for handler in handlers}
-    step = fault.__traceback__
-    while step is not None:
-        if step.tb_frame.f_code in codes:
-            return True
-        step = step.tb_next
-    return False
 
 
 def _off(*_: object) -> None:

@@ -11,6 +11,7 @@ from time import thread_time_ns
 import torch
 
 from gpuwatch.catalog import OPEN_DESCRIPTORS
+from gpuwatch.interruption import expected
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.guard import guarded
@@ -112,7 +113,7 @@ def open_descriptors() -> int | None:
     """Descriptors this process holds open; None where the system does not list them."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # the listing's own
-    except OSError:
+    except expected(OSError):
         return None
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from gpuwatch.interruption import expected
+
 SHARE = 0.001
 """Share of the run's time that these calls may take, beyond :data:`AT_FIRST`."""
 
@@ -57,7 +59,7 @@ def bytes_in_use() -> int | None:
 def _mallinfo2() -> Callable[[], Any] | None:
     try:
         function = ctypes.CDLL(None).mallinfo2  # glibc >= 2.33
-    except (OSError, AttributeError):
+    except expected(OSError, AttributeError):
         return None
     function.restype = _MallInfo
     function.argtypes = []

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from gpuwatch.config import JOB_ID
+from gpuwatch.interruption import expected
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/")
@@ -85,7 +86,7 @@ def _pod(mounts: Path) -> str | None:
     # The kubelet mounts files of the pod's own into every container, from a directory named by its uid.
     try:
         found = _POD.search(mounts.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+    except expected(OSError):
         return None
     return found[1] if found else None
 
@@ -97,6 +98,6 @@ def _started(pid: int) -> float:
             ticks = int(file.read().rpartition(b")")[2].split()[19])
         with open("/proc/stat", "rb") as file:
             boot = next(int(line.split()[1]) for line in file if line.startswith(b"btime"))
-    except (OSError, ValueError, IndexError, StopIteration):
+    except expected(OSError, ValueError, IndexError, StopIteration):
         return 0.0
     return boot + ticks // os.sysconf("SC_CLK_TCK")

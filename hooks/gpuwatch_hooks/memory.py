@@ -16,6 +16,7 @@ from gpuwatch.catalog import (
     HOST_TOTAL,
     MACHINE_OOM_KILLS,
 )
+from gpuwatch.interruption import expected
 from gpuwatch.oomkill import machine_oom_kills, oom_kills
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.cgroups import groups, limited_memory
@@ -71,7 +72,7 @@ class HostMemory:
         try:
             with open("/proc/self/statm", "rb") as file:
                 return int(file.read().split()[1]) * self._page
-        except (OSError, ValueError, IndexError):
+        except expected(OSError, ValueError, IndexError):
             return None
 
 
@@ -81,7 +82,7 @@ def counting_group() -> dict[str, object]:
         if oom_kills(group) is not None:
             try:
                 return {"cgroup": str(group), "cgroup_inode": group.stat().st_ino}
-            except OSError:
+            except expected(OSError):
                 break
     return {}
 

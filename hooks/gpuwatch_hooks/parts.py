@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from time import monotonic_ns, thread_time_ns
 from typing import Any
 
+from gpuwatch.interruption import expected
 from gpuwatch_hooks.disguise import can_subclass, original_class, set_class
 from gpuwatch_hooks.fetching import timed_fetcher
 from gpuwatch_hooks.holdings import attributes_of
@@ -133,7 +134,7 @@ def batch_is_ready(own: dict[str, Any], group: WorkerGroup | None) -> bool | Non
     given = [other for other in (tasks or {}).values() if len(other) == 1 and other[0] == worker]
     try:
         waiting = own["_index_queues"][worker].qsize()
-    except (OSError, ValueError, NotImplementedError, LookupError):
+    except expected(OSError, ValueError, NotImplementedError, LookupError):
         return None  # closed, or not to be told on this system
     in_work = 1 if group.slots[worker][Slot.BUSY_SINCE] else 0
     return bool(len(given) - waiting - in_work > 0)

@@ -10,6 +10,7 @@ from time import monotonic_ns
 from gpuwatch.catalog import GC_ENABLED, GC_LONGEST, GC_PAUSE_SECONDS, GC_PAUSES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
+from gpuwatch_hooks.collector import listener
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.pace import PAUSE, Pace
 from gpuwatch_hooks.place import user_place
@@ -33,13 +34,13 @@ class PauseProbe:
         self._began = 0
         self._index = {metric.name: record.counter(metric.name) for metric in (GC_PAUSES, GC_PAUSE_SECONDS)}
 
-        # A function of this instance, so that two runs in a process do not take out each other's.
         def listen(phase: str, details: dict[str, int]) -> None:
             if details["generation"] == OLDEST_GENERATION:
                 collection(self, phase)
 
-        self._listen = listen
-        gc.callbacks.append(listen)
+        # One of this instance, so that two runs in a process do not take out each other's.
+        self._listen = listener(listen)
+        gc.callbacks.append(self._listen)
 
     def stop(self) -> None:
         """Listen no more."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from gpuwatch.interruption import expected
 from gpuwatch_hooks.namespace import OPAQUE, file_of_module, is_own_module, local_variables
 from gpuwatch_hooks.place import is_foreign
 
@@ -229,7 +230,7 @@ def _of_function(name: str, thing: Any, kind: type) -> Iterator[tuple[str, Any]]
         for variable, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
             try:
                 yield f"{name}:{variable}", cell.cell_contents
-            except ValueError:
+            except expected(ValueError):
                 continue  # an empty cell
         if thing.__defaults__:
             yield f"{name}.__defaults__", thing.__defaults__

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from time import monotonic, process_time
 
 from gpuwatch.catalog import HOST_AVAILABLE, SHARED_MEMORY_TOTAL, SHARED_MEMORY_USED, TRAINING_CORES
+from gpuwatch.interruption import expected
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.cgroups import MemoryGroup, limited_memory
 from gpuwatch_hooks.guard import guarded
@@ -41,7 +42,7 @@ class ResourceProbe:
             self.record.values[self.record.series(HOST_AVAILABLE.name)] = available
         try:
             status = os.statvfs(SHARED_MEMORY)
-        except OSError:
+        except expected(OSError):
             return  # no such thing here
         self.record.values[self.record.series(SHARED_MEMORY_TOTAL.name)] = status.f_blocks * status.f_frsize
         used = (status.f_blocks - status.f_bfree) * status.f_frsize
@@ -69,6 +70,6 @@ def _available() -> int | None:
             for line in file:
                 if line.startswith(b"MemAvailable:"):
                     return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         pass
     return None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from time import monotonic_ns, perf_counter_ns
 
+from gpuwatch.interruption import expected
+
 STAT = "/proc/stat"
 RAN = (0, 1, 2, 5, 6)
 """Its fields of time that something ran: user, nice, system and the two kinds of interrupts. Guests are in these."""
@@ -45,7 +47,7 @@ def ticks() -> tuple[int, int]:
         with open(STAT, "rb") as file:
             fields = [int(field) for field in file.readline().split()[1:]]
         return sum(fields[field] for field in RAN), fields[STEAL]
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         return 0, 0
 
 

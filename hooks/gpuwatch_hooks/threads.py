@@ -23,6 +23,7 @@ from time import clock_gettime_ns, monotonic_ns, perf_counter_ns, thread_time_ns
 import torch
 
 from gpuwatch.catalog import LOCAL_RANKS, OTHER_THREAD_CORES, TORCH_THREADS
+from gpuwatch.interruption import expected
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.place import user_place
@@ -231,7 +232,7 @@ def time_on_core(tid: int | None) -> int | None:
         return None
     try:
         return clock_gettime_ns(~tid << 3 | 6)
-    except OSError:
+    except expected(OSError):
         return None
 
 
@@ -257,6 +258,6 @@ def usage(path: str) -> Usage | None:
     try:
         with open(path, "rb") as file:
             on_core, ready, *_ = map(int, file.read().split())
-    except (OSError, ValueError):
+    except expected(OSError, ValueError):
         return None
     return on_core, ready

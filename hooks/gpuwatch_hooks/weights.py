@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gpuwatch.interruption import expected
 from gpuwatch_hooks import graphs
 from gpuwatch_hooks.namespace import OPAQUE
 from gpuwatch_hooks.referents import attributes, elements_of_container, length_of, sampled
@@ -218,5 +219,5 @@ def storage_bytes(tensor: torch.Tensor, storages: set[int] | None = None) -> int
                 return 0
             storages.add(key)
         return storage.nbytes()
-    except (RuntimeError, NotImplementedError):
+    except expected(RuntimeError, NotImplementedError):
         return 0  # a subclass that only wraps others

@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
+from gpuwatch.interruption import expected
 from gpuwatch_hooks.disguise import same_but, set_class
 from gpuwatch_hooks.fetching import timed_fetcher
 from gpuwatch_hooks.guard import guarded
@@ -183,7 +184,7 @@ def read(reader: _Reader, now: int) -> None:
         took = monotonic_ns() - begun
         reader.memory_due = now + max(reader.memory_every, MEMORY_SHARE * took)
         reader.memory_every = min(2 * reader.memory_every, MEMORY_NANOSECONDS)
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         pass  # the kernel does not tell, or no descriptor is free
 
 
@@ -192,7 +193,7 @@ def _core_wait() -> int:
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             return int(file.read().split()[1])
-    except (OSError, ValueError, IndexError):
+    except expected(OSError, ValueError, IndexError):
         return 0  # this kernel keeps no such sums
 
 
