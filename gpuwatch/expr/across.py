@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from gpuwatch import means
@@ -95,14 +96,27 @@ class Recorded(Expr):
         return self.expr.grouping()
 
 
+# The same few keys are read again and again.
+@lru_cache(maxsize=4096)
+def _labels(key: str) -> tuple[tuple[str, str], ...]:
+    """The labels that a key carries."""
+    return tuple(_LABEL.findall(key))
+
+
+@lru_cache(maxsize=4096)
+def _parted(key: str) -> tuple[str, str]:
+    """The rank that a key carries, 0 where it has none, and the key without it."""
+    name, _, rest = key.partition("{")
+    labels = dict(_labels(rest))
+    return labels.pop(RANK, "0"), series_key(name, labels)
+
+
 def by_rank(series: Mapping[str, Samples]) -> dict[str, History]:
     """A run's history whose keys carry ``rank``, as histories of its ranks."""
     ranks: dict[str, dict[str, Samples]] = {}
     for key, samples in series.items():
-        name, _, rest = key.partition("{")
-        labels = dict(_LABEL.findall(rest))
-        rank = labels.pop(RANK, "0")
-        ranks.setdefault(rank, {})[series_key(name, labels)] = samples
+        rank, own = _parted(key)
+        ranks.setdefault(rank, {})[own] = samples
     return dict(ranks)
 
 
@@ -115,7 +129,7 @@ def of_run(series: Mapping[str, Samples]) -> Peered:
 
 def places_of(history: History, label: str) -> list[str]:
     """The values of this label among the series of a history."""
-    found = (dict(_LABEL.findall(key)).get(label) for key in history)
+    found = (dict(_labels(key)).get(label) for key in history)
     return list(dict.fromkeys(place for place in found if place is not None))
 
 

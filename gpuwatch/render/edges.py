@@ -107,9 +107,12 @@ def _counted(part: Compare, key: str, series: Series, number: float, seen: Seen)
 
 def _scaled(part: Compare, key: str, series: Series, factor: float, seen: Seen) -> Series | None:
     """The series with one of them scaled so that the left side is ``factor`` times the right one."""
+    read = part.metrics()
+    # A view of ranks needs the others too: they say which ranks and places there are.
+    told = {k: v for k, v in series.items() if k.partition("{")[0] in read} if seen is history else series
 
     def excess(scale: float) -> float | None:
-        moved = seen({**series, key: [value * scale for value in series[key]]})
+        moved = seen({**told, key: [value * scale for value in series[key]]})
         left, right = part.left.value(moved), part.right.value(moved)
         return None if left is None or not right else left / right - factor
 

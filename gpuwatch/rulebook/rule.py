@@ -140,12 +140,13 @@ class Rule:
             peers = by_rank(history)
             shared: dict[object, Any] = {}
             ranks = {rank: Peered(own, list(peers.values()), shared) for rank, own in peers.items()}
-        if self.observed or not self.place:
+        label = self.place
+        if self.observed or not label:
             return {(rank, ""): view for rank, view in ranks.items()}
         return {
-            (rank, place): of_place(view, self.place, place)
+            (rank, place): of_place(view, label, place)
             for rank, view in ranks.items()
-            for place in places_of(view, self.place)
+            for place in places_of(view, label)
         }
 
     @property
