@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from gpuwatch.busyness import Busyness
 from gpuwatch.catalog import (
     BUILD_INFO,
     DIRECTORY_BYTES,
     DIRECTORY_FILES,
     DIRECTORY_FREE,
+    RANK_BUSY,
     RANK_GONE_TIME,
     RECORDS,
     RECORDS_REJECTED,
@@ -109,6 +111,7 @@ class Exporter:
         self._ended: dict[Path, _Ended] = {}
         self._refused: dict[Path, tuple[tuple[int, int, int], float, str]] = {}
         self._claims = Claims()
+        self._busyness = Busyness()
         self._records_read_at: float | None = None
 
     def text(self, openmetrics: bool = False) -> str:
@@ -187,6 +190,7 @@ class Exporter:
             if rank.count() > room:
                 rank = RankSeries((), None, rank.dropped + rank.count())
             said[head.path], room = rank, room - rank.count()
+        self._busyness.keep(self._looks.keys())
         self._claims.keep({(head.uid, clean(head.run)) for head in heads})
         for head in sorted(chosen, key=lambda head: head.created):
             rank = said[head.path]
@@ -202,7 +206,10 @@ class Exporter:
 
     def _living(self, head: Snapshot) -> RankSeries:
         look = self._looks[head.path]
-        return published(look.head, look.series, look.numbers, look.observations, look.gauges)
+        sample = self._sampler.latest()
+        cores = self._busyness.cores(head, () if sample is None else sample.readings)
+        busy = [] if cores is None else [(RANK_BUSY, (), cores)]
+        return published(look.head, look.series, look.numbers, look.observations, (*look.gauges, *busy))
 
     def _gone(self, head: Snapshot) -> RankSeries:
         """The final values of a rank that ended since the last scrape, else what stays of it."""

@@ -66,11 +66,20 @@ class Claims:
 
 
 def newest(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """One record per user, run and rank: a living one before a dead one, else the latest; a restart supersedes."""
+    """One record per user, run and rank: a living one before a dead one, else the latest; a restart supersedes.
+
+    So it does where it has fewer ranks: those that it has no more are not mentioned.
+    """
     best: dict[tuple[int, str, int], Snapshot] = {}
+    last: dict[tuple[int, str], Snapshot] = {}
     for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.up, snapshot.created)):
-        best[snapshot.uid, snapshot.run, snapshot.rank] = snapshot
-    return list(best.values())
+        best[snapshot.uid, snapshot.run, snapshot.rank] = last[snapshot.uid, snapshot.run] = snapshot
+    return [each for each in best.values() if each.up or _start(each) == _start(last[each.uid, each.run])]
+
+
+def _start(snapshot: Snapshot) -> tuple[object, object]:
+    """What the ranks of one start have in common, and those of the next one have not."""
+    return snapshot.identity.get("restart"), snapshot.identity.get("world_size")
 
 
 def last_seen(snapshot: Snapshot) -> float:

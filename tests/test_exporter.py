@@ -206,6 +206,31 @@ def test_a_restart_supersedes_the_record_before_it(records: Path) -> None:
     assert of(found, "gpuwatch_rank_up") == 1
 
 
+@pytest.mark.parametrize("anew", [{"restart": 1}, {"world_size": 2}], ids=["restarted", "resized"])
+def test_a_start_with_fewer_ranks_supersedes_those_that_it_has_no_more(anew: dict[str, object], records: Path) -> None:
+    first = {"restart": 0, "world_size": 3}
+    for number in range(3):
+        write_run(records, rank=number, identity=first, state=State.EXCEPTION, steps=60 + number)
+    assert set(ups(scrape(exporter(records)))) == {"0", "1", "2"}
+    with rank(records, rank=0, identity={**first, **anew}), rank(records, rank=1, identity={**first, **anew}):
+        assert ups(scrape(exporter(records))) == {"0": 1, "1": 1}
+
+
+def ups(found: dict[str, float]) -> dict[str, float]:
+    """Which ranks are told of, and whether they live."""
+    return {number: up for number in "0123" if (up := of(found, "gpuwatch_rank_up", rank=number)) is not None}
+
+
+def test_a_silent_rank_is_told_with_the_cores_that_it_keeps_busy(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = exporter(records)
+    with rank(records, values={"gpuwatch_rank_busy_cores": 12.0}):
+        assert of(scrape(told), "gpuwatch_rank_busy_cores") is None, "not by the record"
+        monkeypatch.setattr(told._busyness, "cores", lambda head, gpus: 0.75)
+        assert of(scrape(told), "gpuwatch_rank_busy_cores") == 0.75
+
+
 def test_runs_whose_names_look_alike_as_labels_are_not_published_twice(records: Path) -> None:
     write_run(records, name="a\x01")
     write_run(records, name="a\x02")

@@ -57,6 +57,12 @@ RANK_POSITION = rank_metric(
     "steps",
     "How far the rank is, in steps and parts of one: of several that wait for each other the smallest is behind.",
 )
+RANK_BUSY = rank_metric(
+    "rank_busy_cores",
+    "gauge",
+    "cores",
+    "Cores that a rank of which no hook has seen anything for a minute keeps busy, its children included.",
+)
 RANK_GONE_TIME = rank_metric(
     "rank_gone_timestamp_seconds",
     "gauge",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpuwatch.catalog import (
+    RANK_BUSY,
     RANK_ENDED,
     RANK_GONE_TIME,
     RANK_LAST_STEP,
@@ -22,6 +23,8 @@ _AFTER_THE_FIRST = RANK_GONE_TIME - Across("min", RANK_GONE_TIME)
 # furthest behind, and may have ended, with fewer batches than the others.
 _SILENT = Across("min", RANK_PROGRESS_AGE)
 _FURTHEST = Across("max", RANK_POSITION)
+# It may be at work on something that no hook sees, for a while: stuck processes take a hundredth of a core, if that.
+_AT_WORK = (Across("max", RANK_BUSY) >= 0.1) & (_SILENT < 3600)
 _LAST_OF_ALL = Across("min", RANK_POSITION) >= RANK_POSITION
 
 
@@ -31,7 +34,9 @@ def _gone(at: float, up: float = 0, ended: float = 0) -> dict[str, tuple[float, 
     return {RANK_UP.name: flat(up), RANK_ENDED.name: flat(ended), RANK_LAST_STEP.name: flat(841), **gone}
 
 
-def _silent(position: float, age: float = 400, p99: float = 0.4) -> dict[str, tuple[float, ...]]:
+def _silent(
+    position: float, age: float = 400, p99: float = 0.4, busy: float | None = None
+) -> dict[str, tuple[float, ...]]:
     """A living rank that is so far, and of which nothing was seen for so long."""
     quantiles = {
         series_key(WINDOW_STEP_SECONDS.name, {"quantile": name}): flat(seconds)
@@ -41,6 +46,7 @@ def _silent(position: float, age: float = 400, p99: float = 0.4) -> dict[str, tu
         RANK_PROGRESS_AGE.name: flat(age),
         RANK_POSITION.name: flat(position),
         RANK_ENDED.name: flat(0),
+        **({} if busy is None else {RANK_BUSY.name: flat(busy)}),
         **quantiles,
     }
 
@@ -95,7 +101,7 @@ RULES = (
         title="The run makes no progress",
         severity="critical",
         scope="peer",
-        when=(_LAST_OF_ALL & (_SILENT >= 300)).unless(Across("max", _P99) * 10 > _SILENT),
+        when=(_LAST_OF_ALL & (_SILENT >= 300)).unless(Across("max", _P99) * 10 > _SILENT).unless(_AT_WORK),
         value=Quantity("age", RANK_POSITION * 0 + _SILENT, "seconds"),  # of the run, at each of its ranks
         quantities=(
             _LAST,
@@ -107,7 +113,8 @@ RULES = (
             "times the 99th percentile of a step, and the processes still hold their records: a collective that a peer "
             "never entered, a deadlock, a dead worker, storage that does not answer. Of several ranks the one that is "
             "furthest behind is named, in steps and within a step: the others wait for it. It may have ended before "
-            "them. Where they cannot be told apart, all are."
+            "them. Where they cannot be told apart, all are. Where a rank keeps a tenth of a core busy all the while "
+            "(a long tokenization, a compilation), nothing is said for an hour."
         ),
         evidence="nothing has happened for {age}; this rank has completed {step} steps and is {behind} steps behind "
         "the furthest one; {ended} ranks of the run have ended",
@@ -138,6 +145,13 @@ RULES = (
                 False,
             ),
             Example("slow steps", of_ranks(_silent(12.3, p99=90), _silent(12.3)), False),
+            Example(
+                "one of two is at work on something of its own",
+                of_ranks(_silent(841.3, busy=0.9), _silent(841.4, 3700, busy=0.001)),
+                False,
+            ),
+            Example("little CPU time", of_ranks(_silent(841.3, busy=0.09), _silent(841.3, busy=0.001)), True),
+            Example("at work for longer than an hour", of_ranks(_silent(841.3, 3700, busy=1.0)), True),
             Example("all have ended", of_ranks(_over(841.02), _over(841.02)), False),
         ),
     ),
