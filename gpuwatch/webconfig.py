@@ -127,8 +127,6 @@ def _read(path: Path) -> _Settings:
         raise WebConfigError("--web-config needs PyYAML: pip install 'torch-gpuwatch[web]'") from None
     try:
         content = yaml.safe_load(_content(path).decode())
-    except OSError as error:
-        raise WebConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise WebConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     settings = _section(path, "the file", {} if content is None else content, _KEYS)
@@ -143,11 +141,14 @@ def _read(path: Path) -> _Settings:
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file, which neither keeps us waiting nor has no end. Raises OSError and WebConfigError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise WebConfigError(f"cannot read {path}: it is not a regular file")
-        content = file.read(LARGEST_BYTES + 1)
+    """What is in a file, which neither keeps us waiting nor has no end. Raises WebConfigError."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise WebConfigError(f"cannot read {path}: it is not a regular file")
+            content = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise WebConfigError(f"cannot read {path}: {error.strerror}") from None
     if len(content) > LARGEST_BYTES:
         raise WebConfigError(f"cannot read {path}: it has more than {LARGEST_BYTES} bytes")
     return content
@@ -172,6 +173,8 @@ def _context(path: Path, tls: Mapping[str, object], named: Mapping[str, Path]) -
     for key in ("cert_file", "key_file"):
         if key not in named:
             raise WebConfigError(f"{path}: tls_server_config has no {key}")
+    for each in named.values():
+        _content(each)  # OpenSSL names no file that it cannot read
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(named["cert_file"], named["key_file"], lambda: "")
@@ -185,6 +188,8 @@ def _context(path: Path, tls: Mapping[str, object], named: Mapping[str, Path]) -
         raise WebConfigError(f"{path}: client_auth_type is {asked!r}, and there is no client_ca_file")
     context.minimum_version = _one_of(path, "min_version", tls.get("min_version", "TLS12"), VERSIONS)
     context.maximum_version = _one_of(path, "max_version", tls.get("max_version", "TLS13"), VERSIONS)
+    if context.minimum_version > context.maximum_version:
+        raise WebConfigError(f"{path}: min_version is above max_version: no client could ever connect")
     return context
 
 

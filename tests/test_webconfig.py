@@ -185,7 +185,7 @@ def test_a_certificate_that_changes_is_served_from_then_on(certificate: Path, tm
         ("7", "the file holds int, expected a mapping"),
         ("tls_config: {}", "the file has 'tls_config', which is not supported; known are tls_server_config"),
         ("tls_server_config: {cert_file: a}", "tls_server_config has no key_file"),
-        ("tls_server_config: {cert_file: a, key_file: b}", "cannot use its certificates: [Errno 2] No such file"),
+        ("tls_server_config: {cert_file: a, key_file: b}", "/a: No such file or directory"),
         ("tls_server_config: {cert_file: 1, key_file: b}", "cert_file is 1, expected text"),
         ("tls_server_config: {cipher_suites: []}", "has 'cipher_suites', which is not supported"),
         ("tls_server_config: [a]", "tls_server_config holds list, expected a mapping"),
@@ -207,6 +207,8 @@ def test_what_is_wrong_with_a_file_is_one_line(records: Path, tmp_path: Path, te
         ("min_version: TLS10", "min_version is 'TLS10', expected one of TLS12, TLS13"),
         ("client_auth_type: RequireAnyClientCert", "client_auth_type is 'RequireAnyClientCert', expected one of"),
         ("client_auth_type: RequireAndVerifyClientCert", "there is no client_ca_file"),
+        ("min_version: TLS13, max_version: TLS12", "min_version is above max_version"),
+        ("client_ca_file: server.key", "cannot use its certificates"),
     ],
 )
 def test_a_setting_that_is_not_known_is_one_line(certificate: Path, more: str, said: str) -> None:
