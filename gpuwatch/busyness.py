@@ -1,8 +1,9 @@
 """How busy a rank is of which no hook sees anything: is it stuck, or does it work on something that nobody told us of?
 
 A tokenization, a compilation, a search through files between two epochs may take longer than any step. Whoever waits in
-a collective, for a lock or for a storage takes no CPU time; whoever works does, or its children do. On an accelerator
-that is not enough: the main thread may wait for it in a loop, so there the accelerator has to be idle too.
+a collective, for a lock or for a storage takes no CPU time; whoever works does, or its children do, or on a crowded
+machine at least wants to. On an accelerator that is not enough: the main thread may wait for it in a loop, so there the
+accelerator has to be idle too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_PROCESSES = 256
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Reading = tuple[float, float]
-"""A time, monotonic, and the CPU seconds until then."""
+"""A time, monotonic, and the seconds of work until then."""
 
 
 class Busyness:
@@ -54,7 +55,7 @@ class Busyness:
         if since != seen:
             readings = deque()
         self._silent[rank.path] = seen, readings
-        spent = cpu_seconds(pid, self._processes)
+        spent = work_seconds(pid, self._processes)
         if spent is None:
             return None
         now = time.monotonic()
@@ -69,20 +70,23 @@ class Busyness:
         self._silent = {path: known for path, known in self._silent.items() if path in living}
 
 
-def cpu_seconds(pid: int, processes: Path = PROCESSES) -> float | None:
-    """The CPU time of a process and of its children, those that it has waited for too; None where it cannot be told."""
+def work_seconds(pid: int, processes: Path = PROCESSES) -> float | None:
+    """The time that a process and its children were on a core or waited for one; None where it cannot be told.
+
+    Children that are gone and were waited for count too. Of the waits those of the main threads are known.
+    """
     total, left, looked = 0.0, [pid], 0
     while left and looked < MOST_PROCESSES:
-        current = left.pop()
+        place = processes / str(left.pop())
         looked += 1
         try:
-            fields = (processes / str(current) / "stat").read_text().rpartition(")")[2].split()
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15])) / _TICKS
-            left += map(int, (processes / str(current) / "task" / str(current) / "children").read_text().split())
-        except (OSError, ValueError):
-            if current == pid:
-                return None
-    return total
+            total += int((place / "schedstat").read_text().split()[1]) / 1e9
+            left += map(int, (place / "task" / place.name / "children").read_text().split())
+        except (OSError, ValueError, IndexError):
+            continue  # gone meanwhile, or a kernel that does not tell all of it
+    return total or None
 
 
 def _process_of(record: Path) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuwatch import busyness
-from gpuwatch.busyness import Busyness, cpu_seconds
+from gpuwatch.busyness import Busyness, work_seconds
 from gpuwatch.layout import Phase, State
 from gpuwatch.nvml import GpuReading
 from gpuwatch.reader import Snapshot
@@ -37,21 +37,22 @@ SILENT = Snapshot(
 ON_GPU = replace(SILENT, identity={**SILENT.identity, "device": "cuda"})
 
 
-def process(root: Path, pid: int, seconds: float, children: str = "") -> None:
-    """A process, as the kernel tells of it, that took so much CPU time."""
+def process(root: Path, pid: int, seconds: float, children: str = "", waited: float = 0.0) -> None:
+    """A process, as the kernel tells of it, that took so much CPU time and waited for a core."""
     task = root / str(pid) / "task" / str(pid)
     task.mkdir(parents=True, exist_ok=True)
+    (root / str(pid) / "schedstat").write_text(f"{int(seconds * 1e9)} {int(waited * 1e9)} 7\n")
     (root / str(pid) / "stat").write_text(f"{pid} (a ) b) R 1" + " 0" * 9 + f" {int(seconds * TICKS)} 0 0 0 20 0\n")
     (task / "children").write_text(children)
 
 
 def test_the_children_of_a_process_count_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
     process(tmp_path, 70, 2.0, "71 72 ")
-    process(tmp_path, 71, 3.0, "73")
+    process(tmp_path, 71, 3.0, "73", waited=10.0)
     process(tmp_path, 73, 1.5)
-    assert cpu_seconds(70, tmp_path) == pytest.approx(6.5)
-    assert cpu_seconds(72, tmp_path) is None
-    assert (cpu_seconds(os.getpid()) or 0) > 0
+    assert work_seconds(70, tmp_path) == pytest.approx(16.5)
+    assert work_seconds(72, tmp_path) is None
+    assert (work_seconds(os.getpid()) or 0) > 0
 
 
 class Clock:

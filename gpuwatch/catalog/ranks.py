@@ -61,7 +61,7 @@ RANK_BUSY = rank_metric(
     "rank_busy_cores",
     "gauge",
     "cores",
-    "Cores that a rank of which no hook has seen anything for a minute keeps busy, its children included.",
+    "Cores that a rank of which no hook has seen anything for a minute keeps busy or waits for, with its children.",
 )
 RANK_GONE_TIME = rank_metric(
     "rank_gone_timestamp_seconds",

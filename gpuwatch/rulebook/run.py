@@ -113,8 +113,8 @@ RULES = (
             "times the 99th percentile of a step, and the processes still hold their records: a collective that a peer "
             "never entered, a deadlock, a dead worker, storage that does not answer. Of several ranks the one that is "
             "furthest behind is named, in steps and within a step: the others wait for it. It may have ended before "
-            "them. Where they cannot be told apart, all are. Where a rank keeps a tenth of a core busy all the while "
-            "(a long tokenization, a compilation), nothing is said for an hour."
+            "them. Where they cannot be told apart, all are. Where a rank keeps a tenth of a core busy, or waits for "
+            "one, all the while (a long tokenization, a compilation), nothing is said for an hour."
         ),
         evidence="nothing has happened for {age}; this rank has completed {step} steps and is {behind} steps behind "
         "the furthest one; {ended} ranks of the run have ended",
