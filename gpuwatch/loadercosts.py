@@ -22,6 +22,7 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_CROWDED,
     LOADER_EXPECTED_WAIT,
     LOADER_NEEDED_CORES,
     LOADER_OWN_RATIO,
@@ -29,6 +30,7 @@ from gpuwatch.catalog import (
     LOADER_PREFETCH,
     LOADER_READY,
     LOADER_RECEIVE_CPU_SECONDS,
+    LOADER_SHARE,
     LOADER_WORKERS,
     PHASES,
     TRAINING_CORES,
@@ -74,6 +76,15 @@ TOLD_APART = 0.01
 SHORT_WAIT = 0.005
 """Seconds of a wait below which it is none, whatever it is spent on."""
 
+ALL_READY = 0.9
+"""Share of fetches that find a batch ready, from which none is waited for."""
+
+MOSTLY_OWN = 0.5
+"""Share of the wait that is the training thread's own work, from which that is what it waits for."""
+
+STARVED = 0.3
+"""Share of their time that workers wait for a core, from which they have too few."""
+
 _QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
 
 
@@ -95,7 +106,9 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
     own = own_ratio(values, steps)
     if own is not None:
         yield LOADER_OWN_RATIO, (), own
-    step = mean_step(steps, values.get(BATCHES.name, 0.0) / count if count > 0 else 0.0)
+    # A step may take a batch of each of several loaders; the advice is for one of them.
+    batches = values.get(BATCHES.name, 0.0) * values.get(LOADER_SHARE.name, 1.0)
+    step = mean_step(steps, batches / count if count > 0 else 0.0)
     advice = None if step is None else advice_of(values, step, run_seconds)
     if step is not None and advice is not None:
         yield LOADER_ALONE, (), advice.making
@@ -105,18 +118,42 @@ def gauges(values: Mapping[str, float], steps: Steps, count: int, run_seconds: f
         yield LOADER_NEEDED_CORES, (), advice.needed_cores
         if advice.affordable is not None:
             yield LOADER_AFFORDABLE, (), advice.affordable
+        expected = None
         if advice.expected_wait is not None:
-            yield LOADER_EXPECTED_WAIT, (), advice.expected_wait * step.batches
+            expected = advice.expected_wait * step.batches
+            yield LOADER_EXPECTED_WAIT, (), expected
+        yield LOADER_CROWDED, (), float(crowded_out(values, usual_wait(steps) or 0.0, own or 0.0, expected))
+
+
+def crowded_out(values: Mapping[str, float], wait: float, own: float, expected: float | None) -> bool:
+    """Whether batches are late for want of cores alone.
+
+    They are ready, and long in coming, though it is little work to take one: the training thread has no core for it. Or
+    by what they cost nothing would be late, and they are made without a core.
+    """
+    if own >= MOSTLY_OWN:
+        return False
+    late = wait >= SHORT_WAIT
+    if late and values.get(LOADER_READY.name, 0.0) >= ALL_READY:
+        return True
+    starved = values.get(WORKER_CPU_WAIT.name, 0.0) >= STARVED or (late and not values.get(LOADER_WORKERS.name))
+    return starved and expected is not None and expected + sampler_seconds(values) < SHORT_WAIT
+
+
+def usual_wait(steps: Steps) -> float | None:
+    """The median wait of these steps; None of too few."""
+    waits = [wait for wait in steps.waits if 0 <= wait < ABSURD]
+    return middle(sorted(waits)) if len(waits) >= FEWEST_STEPS else None
 
 
 def own_ratio(values: Mapping[str, float], steps: Steps) -> float | None:
     """Share of the usual wait that is the training thread's own work; None where neither or no wait is known."""
     parts = (series_key(LOADER_PART_SECONDS.name, {"part": "sampler"}), LOADER_RECEIVE_CPU_SECONDS.name)
     known = [seconds for name in parts if (seconds := values.get(name)) is not None and sane(seconds)]
-    waits = [wait for wait in steps.waits if 0 <= wait < ABSURD]
-    if not known or len(waits) < FEWEST_STEPS:
+    wait = usual_wait(steps)
+    if not known or wait is None:
         return None
-    return min(1.0, sum(known) / max(middle(sorted(waits)), SHORT_WAIT))
+    return min(1.0, sum(known) / max(wait, SHORT_WAIT))
 
 
 def mean_step(steps: Steps, batches: float) -> MeanStep | None:

@@ -21,6 +21,7 @@ from gpuwatch.catalog import (
     EPOCH_STARTS,
     LOADER_DATASET_ITEMS,
     LOADER_ITEM_SECONDS,
+    LOADER_SHARE,
     LOADER_WORKERS,
     LOADERS_BUILT,
     PHASE_SECONDS,
@@ -136,6 +137,7 @@ def test_two_loaders_that_a_step_takes_a_batch_of_each_both_count(given: bool) -
     assert data_seconds(snapshot) > 0.9 * 99 * 2 * SLOW
     assert snapshot.values[BETWEEN_SECONDS.name] < 0.05
     assert snapshot.values[LOADER_DATASET_ITEMS.name] == 200, "the one that is waited for"
+    assert snapshot.values[LOADER_SHARE.name] == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -148,7 +150,7 @@ def test_a_loader_that_is_built_anew_goes_on(kept: bool) -> None:
         for inputs in loader:
             run.step(inputs)
     values = run.end().values
-    assert values[LOADERS_BUILT.name] == 5
+    assert values[LOADERS_BUILT.name] == 5 and values[LOADER_SHARE.name] == 1
     assert values[EPOCH_STARTS.name] == 5 and values[EPOCH_RESTARTS.name] == 4
     assert values[LOADER_ITEM_SECONDS.name] > 0
     assert values[WORKERS_IDLE.name] == (2 if kept else 0), "of the two oldest it is certain at once"

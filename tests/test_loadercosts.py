@@ -23,11 +23,14 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_CROWDED,
     LOADER_EXPECTED_WAIT,
     LOADER_NEEDED_CORES,
     LOADER_PART_SECONDS,
     LOADER_PREFETCH,
     LOADER_READY,
+    LOADER_RECEIVE_CPU_SECONDS,
+    LOADER_SHARE,
     LOADER_WORKERS,
     LOCAL_RANKS,
     SHARED_MEMORY_TOTAL,
@@ -186,6 +189,43 @@ def test_costs_are_those_of_a_batch_where_a_step_takes_several() -> None:
     assert step is not None and present is not None
     found = batch_costs(ALONE, step, RUN_SECONDS, present)
     assert found is not None and found.training == pytest.approx(0.010)
+
+
+def test_of_a_step_that_takes_a_batch_of_each_of_two_loaders_one_is_this_ones() -> None:
+    both = {**HELPED, BATCHES.name: 2.0 * STEPS, LOADER_SHARE.name: 0.5}
+    assert advised(both, steps(0.020, 0.010)) == advised(HELPED, steps(0.020, 0.010))
+
+
+SAMPLER = series_key(LOADER_PART_SECONDS.name, {"part": "sampler"})
+SOON = dict.fromkeys(MADE, 0.004)
+"""Batches that are made in 4 ms."""
+
+LATE = {**ALONE, **dict.fromkeys(MADE, 0.010), CPU_WAIT_SECONDS.name: 50.0}
+"""Batches that the training thread makes in 10 ms, 6 of them without a core."""
+
+
+@pytest.mark.parametrize(
+    ("values", "wait", "crowded"),
+    [
+        ({**HELPED, LOADER_READY.name: 1.0}, 0.010, True),
+        ({**HELPED, LOADER_READY.name: 0.8}, 0.010, False),
+        ({**HELPED, LOADER_READY.name: 1.0}, 0.004, False),
+        ({**HELPED, LOADER_READY.name: 1.0, LOADER_RECEIVE_CPU_SECONDS.name: 0.006}, 0.010, False),
+        ({**HELPED, **SOON, LOADER_BATCH_CPU_SECONDS.name: 0.0004, WORKER_CPU_WAIT.name: 0.4}, 0.010, True),
+        ({**HELPED, **SOON, LOADER_BATCH_CPU_SECONDS.name: 0.0004, WORKER_CPU_WAIT.name: 0.1}, 0.010, False),
+        ({**HELPED, WORKER_CPU_WAIT.name: 0.4}, 0.010, False),
+        (ALONE, 0.010, False),
+        (LATE, 0.010, True),
+        ({**LATE, SAMPLER: 0.004}, 0.010, False),
+    ],
+    ids=[
+        "ready, and long in coming", "often ready", "ready, and soon there", "ready, and long to unpickle",
+        "made soon, without cores", "made soon, with cores", "made slowly, without cores",
+        "made by the training thread", "made by it, without a core", "made by it, without a core, and a sampler",
+    ],
+)  # fmt: skip
+def test_batches_that_are_late_for_want_of_cores_alone(values: dict[str, float], wait: float, crowded: bool) -> None:
+    assert advised(values, steps(0.020, wait))[LOADER_CROWDED.name] == crowded
 
 
 def test_a_device_that_is_busy_meanwhile_loses_nothing_by_the_wait() -> None:

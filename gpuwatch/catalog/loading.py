@@ -16,6 +16,9 @@ WORKER_CPU_WAIT = rank_metric(
     "loader_worker_cpu_wait_ratio", "gauge", "ratio", "Share of its time a loader worker waited for a core."
 )
 LOADER_BATCH = rank_metric("loader_batch_items", "gauge", "items", "Items of a batch of the watched loader.")
+LOADER_SHARE = rank_metric(
+    "loader_batches_ratio", "gauge", "ratio", "Share of the batches trained on that this loader gave, of late."
+)
 LOADER_PREFETCH = rank_metric("loader_prefetch_batches", "gauge", "batches", "Batches each worker loads ahead.")
 LOADER_PINNING = rank_metric("loader_pin_memory", "gauge", "bool", "1 when the loader copies batches to pinned memory.")
 LOADER_PART_SECONDS = rank_metric(
@@ -116,6 +119,12 @@ LOADER_AFFORDABLE = rank_metric(
     "gauge",
     "seconds",
     "Mean time to make a batch at which training would hardly wait, with the workers that fit; absent if it is less.",
+)
+LOADER_CROWDED = rank_metric(
+    "loader_crowded_out",
+    "gauge",
+    "bool",
+    "1 when batches are late for want of cores alone: they are ready, or would be by what they cost.",
 )
 LOADER_EXPECTED_WAIT = rank_metric(
     "loader_expected_wait_seconds",

@@ -10,6 +10,7 @@ from gpuwatch.catalog.loading import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_PINNING,
+    LOADER_SHARE,
     WORKER_RESIDENT,
 )
 from gpuwatch.catalog.memory import CACHE_EMPTIED_RATE, CGROUP_OOM_KILLS, HOST_PEAK, MACHINE_OOM_KILLS
@@ -25,6 +26,7 @@ UNPUBLISHED = frozenset(
         LOADER_BEST_PREFETCH,
         LOADER_BEST_WAIT,
         LOADER_PINNING,
+        LOADER_SHARE,
         WORKER_RESIDENT,
         CACHE_EMPTIED_RATE,
         CGROUP_OOM_KILLS,

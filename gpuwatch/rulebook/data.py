@@ -21,6 +21,8 @@ from gpuwatch.rulebook.rule import Clause, Example, Gain, Rule, flat, ramp
 from gpuwatch.rulebook.waiting import (
     ADVICE,
     CORES,
+    CROWD,
+    CROWDED_OUT,
     EXPECTED,
     IN_MEMORY,
     MEDIAN_STEP_KEY,
@@ -41,6 +43,7 @@ from gpuwatch.rulebook.waiting import (
     WORTH_A_LOOK,
     bursts,
     phases,
+    waits,
 )
 
 RULES = (
@@ -139,6 +142,12 @@ RULES = (
                 False,
             ),
             Example(
+                "a crowd of other programs",
+                {**phases(20, 40), WINDOW_WAIT_SECONDS.name: flat(0.025), **CROWD},
+                False,
+            ),
+            Example("a crowd of other programs, an eighth of each step", {**waits(share=1 / 8), **CROWD}, False),
+            Example(
                 "workers with cores of their own",
                 {**phases(8, 52), WINDOW_WAIT_SECONDS.name: flat(0.012), WORKER_CPU_WAIT.name: flat(0.05)},
                 True,
@@ -208,7 +217,7 @@ RULES = (
         when=((WAIT_SHARE >= 0.05) & WORTH_A_LOOK & LOADER_WORKERS.equals(0))
         .unless(IN_MEMORY)
         .unless(ON_TRAINING_THREAD)
-        .unless(LOADER_BEST_WORKERS.equals(0)),
+        .unless(CROWDED_OUT | LOADER_BEST_WORKERS.equals(0)),
         hold_minutes=2,
         value=SHARE,
         quantities=(WAIT, STEP, CORES, Quantity("item", LOADER_ITEM_SECONDS, "seconds"), *RECOMMENDED),
@@ -236,6 +245,12 @@ RULES = (
                 "slow items and no core to spare",
                 {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
                  LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(0)},
+                False,
+            ),
+            Example(
+                "items that are slow for a crowd",
+                {**phases(30, 30), WINDOW_WAIT_SECONDS.name: flat(0.016), LOADER_WORKERS.name: flat(0),
+                 LOADER_ITEM_SECONDS.name: flat(0.002), LOADER_BEST_WORKERS.name: flat(3), **CROWD},
                 False,
             ),
             Example(

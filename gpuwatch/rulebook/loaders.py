@@ -20,6 +20,7 @@ from gpuwatch.catalog import (
 from gpuwatch.expr import Quantity
 from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
 from gpuwatch.rulebook.waiting import (
+    CROWD,
     MAKING,
     ON_TRAINING_THREAD,
     OWN_WORK,
@@ -201,6 +202,7 @@ RULES = (
             Example("a small data set, decoded at every epoch", _decoded(30_000), True),
             Example("decoded at every epoch, in batches that come together", {**_decoded(30_000), **bursts()}, True),
             Example("a data set larger than memory", _decoded(1_200_000), False),
+            Example("a crowd", {**_decoded(30_000), **CROWD}, False),
             Example("a slow sampler", {**_decoded(30_000), **OWN_WORK}, False),
             Example("the first epoch", _decoded(30_000, restarts=0), False),
             Example("no wait", _decoded(30_000, wait=0.001), False),

@@ -22,6 +22,7 @@ from gpuwatch.rulebook.rule import Example, Gain, Rule, flat, ramp
 from gpuwatch.rulebook.waiting import (
     ADVICE,
     CORES,
+    CROWD,
     EXPECTED,
     LONG_WAIT,
     MAKING_KEY,
@@ -139,6 +140,7 @@ RULES = (
                 "a loop over elements, in workers that hand over together", {**bursts(), **_parts(0.001, 0.040)}, True
             ),
             Example("slow items", {**waits(), **_parts(0.022, 0.003)}, False),
+            Example("a loop over elements, and a crowd", {**waits(), **_parts(0.001, 0.024), **CROWD}, False),
             Example(
                 "a loop over elements, in the shade of a slow sampler",
                 {**waits(), **_parts(0.001, 0.010), **OWN_WORK},
@@ -193,6 +195,9 @@ RULES = (
                 True,
             ),
             Example("a file server, on a crowded machine", stalled(4, 0.3, 0.5, starved=0.6, running=0.03), True),
+            Example(
+                "a file server that keeps up, and a crowd", {**stalled(4, 0.9, 0.5, running=0.08), **CROWD}, False
+            ),
             Example("a file server, read by the training thread", _alone(0.020, 1.0), True),
             Example("a file server that one worker would hide", _alone(0.020, 1.0, share=0.5), False),
             Example(
@@ -248,6 +253,7 @@ RULES = (
         techniques=("T04", "T03"),
         examples=(
             Example("decoding on every core", stalled(8, 0.05, 13), True),
+            Example("decoding that keeps up, and a crowd", {**stalled(8, 0.05, 13), **CROWD}, False),
             Example("decoding of batches that come together", {**stalled(8, 0.05, 13), **bursts(workers=8)}, True),
             Example("a file server, and much to decode", stalled(8, 0.8, 13, running=0.15), False),
             Example(

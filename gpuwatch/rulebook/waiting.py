@@ -13,6 +13,7 @@ from gpuwatch.catalog import (
     LOADER_BEST_PREFETCH,
     LOADER_BEST_WAIT,
     LOADER_BEST_WORKERS,
+    LOADER_CROWDED,
     LOADER_EXPECTED_WAIT,
     LOADER_ITEM_SECONDS,
     LOADER_ORDER_SECONDS,
@@ -44,7 +45,9 @@ HELD_UP = WORTH_A_LOOK | (LOADER_EXPECTED_WAIT >= 0.005)
 IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
 # Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
 STARVED = WORKER_CPU_WAIT >= 0.3
-LONG_WAIT = (WAIT_SHARE >= 0.10) & HELD_UP
+# Nor is a crowd a fault of the loader's.
+CROWDED_OUT = LOADER_CROWDED.equals(1)
+LONG_WAIT = ((WAIT_SHARE >= 0.10) & HELD_UP).unless(CROWDED_OUT)
 WAITING = LONG_WAIT.unless(IN_MEMORY)
 # What the training thread itself does for a batch, which no worker could do for it: the sampler runs on it, and so
 # does the unpickling of what is no tensor.
@@ -117,6 +120,9 @@ def bursts(share: float = 1 / 3, expected: float = 0.014, workers: float = 4) ->
 
 
 MEDIAN_STEP_KEY = series_key(WINDOW_STEP_SECONDS.name, {"quantile": "0.5"})
+CROWD = {LOADER_CROWDED.name: flat(1)}
+"""A run whose batches are late for want of cores, and of nothing else."""
+
 OWN_WORK = {LOADER_OWN_RATIO.name: flat(0.8)}
 """A run whose training thread waits for nothing but its own work."""
 

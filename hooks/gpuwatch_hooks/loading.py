@@ -8,9 +8,10 @@ validation loader is asked again without. Only a training loader's costs are pub
 from __future__ import annotations
 
 import threading
+from collections import deque
 from time import monotonic_ns
 
-from gpuwatch.catalog import LOADERS_BUILT, METRICS, WORKER_DEATHS, WORKERS_IDLE
+from gpuwatch.catalog import LOADER_SHARE, LOADERS_BUILT, METRICS, WORKER_DEATHS, WORKERS_IDLE
 from gpuwatch.layout import Phase, Word
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks import deaths
@@ -26,6 +27,9 @@ MANY_REPLACED = 3
 """Iterators of one data set made since, from which that is certain at once."""
 
 MOST_LOADERS = 64
+RECENT_BATCHES = 64
+"""Batches trained on, during looks, by which a loader's share of them is told."""
+
 _NAN = float("nan")
 
 
@@ -40,6 +44,7 @@ class LoadingProbe:
         self.asked: list[LoaderWatch] = []  # whose batches the open step has taken
         self.thread: int | None = None  # that trains
         self.main: LoaderWatch | None = None
+        self._fed: deque[LoaderWatch] = deque(maxlen=RECENT_BATCHES)  # whose batches were trained on, of late
         self._written: set[tuple[str, str]] = set()
         self._dead: set[int] = set()
 
@@ -123,8 +128,10 @@ class LoadingProbe:
             earlier = None if fed.fed else self._replaced_by(fed)
             if earlier is not None:
                 fed.succeed(earlier)
+                self._fed = deque((fed if one is earlier else one for one in self._fed), RECENT_BATCHES)
                 if not earlier.given:
                     self.watches.remove(earlier)
+            self._fed.append(fed)
             started = fed.saw(True)
             if started is not None:
                 fed.epochs += 1
@@ -199,6 +206,8 @@ class LoadingProbe:
     def _write_counts(self, main: LoaderWatch) -> None:
         values, series = self.record.values, self.record.series
         values[series(LOADERS_BUILT.name)] = main.built
+        if self._fed:
+            values[series(LOADER_SHARE.name)] = self._fed.count(main) / len(self._fed)
         if main.number:
             if main.living() or main.loader() is not None:  # else the loop has ended, and let go of all of them
                 values[series(WORKERS_IDLE.name)] = self.idle_workers(monotonic_ns())
