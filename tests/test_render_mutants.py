@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from gpuwatch.render.alerts import alert_rules
 from gpuwatch.render.promtool import promtool_tests
 from gpuwatch.rulebook import RECORDS, RULES, RULES_BY_ID, Rule
+from tests.promtool import promtool
 
 pytestmark = [
     pytest.mark.debian,
@@ -35,8 +37,8 @@ SWAPPED = {"and": "unless", "unless": "and", "or": "and"}
 
 ACROSS = {"max": "min", "min": "max", "avg": "max", "sum": "avg", "count": "max"}
 
-SHARES = 5
-"""Parts into which a rule's cases are divided."""
+SHARES = ((0, 32), (16, 32), (8, 16), (4, 8), (2, 4), (1, 4), (3, 4))
+"""Parts into which a rule's cases are divided: each is every so many of them from a first one on."""
 
 EQUIVALENT = {
     # a whole number of ranks
@@ -70,7 +72,7 @@ SAME_RECORDS = {
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
 def test_the_promtool_cases_notice_every_mutant(rule: Rule, tmp_path: Path) -> None:
-    written: Alerts = yaml.safe_load(alert_rules([rule]))["groups"][0]["rules"]
+    written: Alerts = _loaded(alert_rules([rule]))["groups"][0]["rules"]
     # The cases give what those series come to: their own mutants are below.
     alerts = [each for each in written if each.get("record") not in RECORDS]
     mutants = dict(_mutants(alerts))
@@ -83,10 +85,10 @@ def test_the_promtool_cases_notice_every_mutant(rule: Rule, tmp_path: Path) -> N
 
 
 def test_the_stories_notice_every_mutant_of_what_is_recorded_of_earlier_runs(tmp_path: Path) -> None:
-    rules: Alerts = yaml.safe_load(alert_rules([RULES_BY_ID["perf-regression"]]))["groups"][0]["rules"]
+    rules: Alerts = _loaded(alert_rules([RULES_BY_ID["perf-regression"]]))["groups"][0]["rules"]
     (story,) = [
         test
-        for test in yaml.safe_load((ROOT / "alerts" / "extra.test.yaml").read_text("utf-8"))["tests"]
+        for test in _loaded((ROOT / "alerts" / "extra.test.yaml").read_text("utf-8"))["tests"]
         if "earlier runs" in test["name"]
     ]
     body = {"rule_files": ["mutant.rules.yaml"], "evaluation_interval": "1m", "tests": [story]}
@@ -98,27 +100,33 @@ def test_the_stories_notice_every_mutant_of_what_is_recorded_of_earlier_runs(tmp
         for what, _, expr in _changed_expr(rule["expr"]):
             mutant = [*rules[:index], {**rule, "expr": expr}, *rules[index + 1 :]]
             _write(tmp_path / "mutant.rules.yaml", {"groups": [{"name": "mutant", "rules": mutant}]})
-            if _tested(tmp_path, "story.test.yaml").returncode == 0:
+            if promtool(tmp_path, "test", "rules", "story.test.yaml").returncode == 0:
                 survivors.append(f"{rule['record']}: {what}")
     assert set(survivors) == SAME_RECORDS
-
-
-def _tested(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", "test", "rules", tests], cwd=directory, capture_output=True, text=True)
 
 
 def _survivors(rule: Rule, mutants: dict[str, Alerts], directory: Path) -> list[str]:
     """What was changed in the mutants that pass every case; a few cases at a time, to the mutants still alive."""
     named = {f"{rule.alert}M{index}": what for index, what in enumerate(mutants)}
     alive = {name: _renamed(mutants[what], rule.alert, name) for name, what in named.items()}
-    cases = yaml.safe_load(promtool_tests([rule]))["tests"]
-    # cases of every kind in each share, so that the first one already notices most mutants
-    for start in range(SHARES):
+    cases = _loaded(promtool_tests([rule]))["tests"]
+    # cases of every kind in each share, so that the first ones, which are small, already notice most mutants
+    shares = [share for start, every in SHARES if (share := cases[start::every])]
+    halves = [dict(itertools.islice(alive.items(), half, None, 2)) for half in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        left = pool.map(_alive, halves, [shares] * 2, [directory / "even", directory / "odd"])
+    return [named[name] for part in left for name in part]
+
+
+def _alive(alive: dict[str, Alerts], shares: list[list[dict[str, Any]]], directory: Path) -> list[str]:
+    """The mutants that pass every share of the cases."""
+    directory.mkdir()
+    for cases in shares:
         refused = {"unknown"}
         while alive and refused:
-            noticed, refused = _noticed(alive, cases[start::SHARES], directory)
+            noticed, refused = _noticed(alive, cases, directory)
             alive = {name: alerts for name, alerts in alive.items() if name not in noticed | refused}
-    return [named[name] for name in alive]
+    return list(alive)
 
 
 def _noticed(alive: dict[str, Alerts], cases: list[dict[str, Any]], directory: Path) -> tuple[set[str], set[str]]:
@@ -130,7 +138,7 @@ def _noticed(alive: dict[str, Alerts], cases: list[dict[str, Any]], directory: P
     _write(directory / "mutants.rules.yaml", {"groups": [{"name": "mutants", "rules": rules}]})
     body = {"rule_files": ["mutants.rules.yaml"], "evaluation_interval": "1m", "tests": _copied(cases, list(alive))}
     _write(directory / "mutants.test.yaml", body)
-    done = _tested(directory, "mutants.test.yaml")
+    done = promtool(directory, "test", "rules", "mutants.test.yaml")
     said = done.stdout + done.stderr
     noticed = set(re.findall(r"alertname: (\w+)", said))
     numbers = set(re.findall(r"rule: \S+(M\d+), time: .*err", said))  # of an alert, or of what is recorded for it
@@ -234,5 +242,9 @@ def _copied(cases: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any
     ]
 
 
+def _loaded(text: str) -> Any:
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def _write(path: Path, body: object) -> None:
-    path.write_text(yaml.safe_dump(body, width=10_000), encoding="utf-8")
+    path.write_text(json.dumps(body), encoding="utf-8")  # which is YAML too
