@@ -68,18 +68,30 @@ class Claims:
 def newest(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """One record per user, run and rank: a living one before a dead one, else the latest; a restart supersedes.
 
-    So it does where it has fewer ranks: those that it has no more are not mentioned.
+    So it does where it has fewer ranks, or numbers them anew: those that it has no more are not mentioned.
     """
     best: dict[tuple[int, str, int], Snapshot] = {}
     last: dict[tuple[int, str], Snapshot] = {}
+    at: dict[tuple[int, str, str, str], Snapshot] = {}
     for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.up, snapshot.created)):
         best[snapshot.uid, snapshot.run, snapshot.rank] = last[snapshot.uid, snapshot.run] = snapshot
-    return [each for each in best.values() if each.up or _start(each) == _start(last[each.uid, each.run])]
+        at[_place(snapshot)] = snapshot
+    return [
+        each
+        for each in best.values()
+        if each.up or (_start(each) == _start(last[each.uid, each.run]) and at[_place(each)] is each)
+    ]
 
 
 def _start(snapshot: Snapshot) -> tuple[object, object]:
-    """What the ranks of one start have in common, and those of the next one have not."""
+    """What the ranks of one start have in common, and those of the next one may not have."""
     return snapshot.identity.get("restart"), snapshot.identity.get("world_size")
+
+
+def _place(snapshot: Snapshot) -> tuple[int, str, str, str]:
+    """Where on which node a rank runs: one start has no other one there."""
+    node, local = snapshot.identity.get("node"), snapshot.identity.get("local_rank")
+    return snapshot.uid, snapshot.run, str(node), f"rank {snapshot.rank}" if local is None else str(local)
 
 
 def last_seen(snapshot: Snapshot) -> float:

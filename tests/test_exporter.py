@@ -216,6 +216,16 @@ def test_a_start_with_fewer_ranks_supersedes_those_that_it_has_no_more(anew: dic
         assert ups(scrape(exporter(records))) == {"0": 1, "1": 1}
 
 
+def test_a_start_that_numbers_its_ranks_anew_supersedes_the_one_before(records: Path) -> None:
+    first = {"restart": 0, "world_size": 4, "node": "here"}
+    for number in range(2):
+        write_run(records, rank=number, identity={**first, "local_rank": number}, state=State.EXCEPTION)
+    other = {**first, "local_rank": 0, "node": "there"}  # one directory, two nodes
+    write_run(records, rank=3, identity=other, state=State.EXCEPTION)
+    with rank(records, rank=2, identity={**first, "local_rank": 0}):
+        assert ups(scrape(exporter(records))) == {"1": 0, "2": 1, "3": 0}
+
+
 def ups(found: dict[str, float]) -> dict[str, float]:
     """Which ranks are told of, and whether they live."""
     return {number: up for number in "0123" if (up := of(found, "gpuwatch_rank_up", rank=number)) is not None}
