@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,6 +37,8 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.expr import series_key
 from gpuwatch.reader import Snapshot, read_all
+from gpuwatch_hooks.worker_area import WorkerArea, cpu_time
+from gpuwatch_hooks.worker_side import _Reader, read
 from tests.loops import perceptron
 from tests.programs import Programs
 
@@ -152,6 +156,16 @@ def test_workers_that_sleep_are_blocked_and_workers_that_compute_are_not() -> No
     assert computing[WORKER_BLOCKED.name] < 0.3
     assert computing[LOADER_BATCH_CPU_SECONDS.name] == pytest.approx(4 * SLEEP, rel=0.3)
     assert sleeping[WORKER_RESIDENT.name] > sleeping[WORKER_UNIQUE.name] > 1 << 20
+
+
+def test_what_a_decoder_in_a_process_of_its_own_uses_is_cpu_time_of_its_worker() -> None:
+    words = WorkerArea.create(1, shared=False).slot(0)
+    reader = _Reader(words)
+    read(reader, time.monotonic_ns())
+    before = cpu_time(words)
+    subprocess.run([sys.executable, "-S", "-c", "import time\nwhile time.process_time() < 0.2: pass"], check=True)
+    read(reader, time.monotonic_ns())
+    assert cpu_time(words) - before > 0.15e9
 
 
 def test_starved_fetches_find_no_batch_and_fed_ones_do() -> None:

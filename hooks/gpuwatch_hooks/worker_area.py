@@ -33,6 +33,7 @@ class Slot(enum.IntEnum):
     CORE_WAIT = 9  # ready, but without a core; 0 where the kernel does not tell
     RESIDENT = 10  # bytes
     UNIQUE = 11
+    CHILDREN_TIME = 12  # CPU time of processes that it started and that have ended: decoders, mostly
 
 
 RING_AT = 16
@@ -40,6 +41,11 @@ RING_AT = 16
 
 ENTRY = 3
 SLOT_WORDS = RING_AT + RING * ENTRY
+
+
+def cpu_time(words: memoryview) -> int:
+    """Nanoseconds of CPU time that a worker has used to make batches, itself or by processes that it started."""
+    return int(words[Slot.CPU_TIME] + words[Slot.CHILDREN_TIME])
 
 
 class WorkerArea:

@@ -173,9 +173,11 @@ class _Reader:
 
 @guarded("workers")
 def read(reader: _Reader, now: int) -> None:
-    """Store the wait for cores, and now and then the memory."""
+    """Store the wait for cores, what its children used, and now and then the memory."""
     words = reader.words
     try:
+        spent = os.times()
+        words[Slot.CHILDREN_TIME] = int((spent.children_user + spent.children_system) * 1e9)
         words[Slot.CORE_WAIT] = _core_wait() - reader.waited
         if now < reader.memory_due:
             return

@@ -22,7 +22,7 @@ from gpuwatch.catalog import (
     WORKER_UNIQUE,
 )
 from gpuwatch_hooks.stolen import StolenTime
-from gpuwatch_hooks.worker_area import ENTRY, RING_AT, Slot, WorkerArea
+from gpuwatch_hooks.worker_area import ENTRY, RING_AT, Slot, WorkerArea, cpu_time
 
 WINDOW = 30
 """Ticks over which shares of the workers' time are taken."""
@@ -82,7 +82,7 @@ class WorkerGroup:
                 words[Slot.BATCHES],
                 made,
                 made + (max(0, now - since) if since and living else 0),
-                words[Slot.CPU_TIME],
+                cpu_time(words),
                 words[Slot.CORE_WAIT],
                 max(0, until - started),
             )

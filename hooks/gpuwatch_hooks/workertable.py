@@ -8,7 +8,7 @@ from time import monotonic_ns
 from gpuwatch.layout import WORKER_ROW
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.guard import guarded
-from gpuwatch_hooks.worker_area import Slot
+from gpuwatch_hooks.worker_area import Slot, cpu_time
 from gpuwatch_hooks.workers import LIVED_NANOSECONDS, WorkerGroup, Workers
 
 MOST_WORKERS = 16
@@ -53,7 +53,7 @@ def row(words: memoryview, now: int) -> Iterator[tuple[str, float]]:
     if words[Slot.CORE_WAIT]:
         yield "core_wait", min(1.0, words[Slot.CORE_WAIT] / lived)
     if made:
-        running = min(1.0, words[Slot.CPU_TIME] / made)
+        running = min(1.0, cpu_time(words) / made)
         yield "cpu", running
         yield "blocked", max(0.0, 1 - running - words[Slot.CORE_WAIT] / made)
     for part, slot in (("resident", Slot.RESIDENT), ("unique", Slot.UNIQUE)):
