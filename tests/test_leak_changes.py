@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader
 
 import gpuwatch
 from gpuwatch.advisor import Finding
-from tests.holders import FEATURES, wide
+from gpuwatch_hooks import in_use
+from tests.holders import FEATURES, Twin, wide
 from tests.loops import AfterStep, Batch, loader_of, perceptron
 from tests.test_leak_holders import LEAKS, leaks, unhurried
 
@@ -224,3 +226,146 @@ def late() -> AfterStep:
 @pytest.mark.parametrize(("make", "name"), [(history_of_rewards, "rewards"), (late, "features")])
 def test_a_leak_is_named_within_150_steps_of_its_start(make: Make, name: str) -> None:
     assert any(name in finding.where for finding in leaks(make(), 260))
+
+
+# -- holders without tensors of their own, and those of more than one name ---------------------------------------------
+
+
+def nodes_of_graphs(leaks: bool) -> AfterStep:
+    nodes: list[object] = []
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        nodes.append(loss.grad_fn)
+        if not leaks:
+            del nodes[:-5]
+
+    return (lambda step, output, loss: nodes.append(loss.grad_fn)) if leaks else after
+
+
+def one_text(leaks: bool) -> AfterStep:
+    report = ""
+
+    def longer(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        nonlocal report
+        report += f"{step} " * 20_000
+
+    def newest(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        nonlocal report
+        report = f"{step} " * 20_000
+
+    return longer if leaks else newest
+
+
+def one_buffer(leaks: bool) -> AfterStep:
+    archive = bytearray()
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        archive.extend(bytes(60_000))
+        if len(archive) > 500_000:
+            archive.clear()
+
+    return (lambda step, output, loss: archive.extend(bytes(60_000))) if leaks else after
+
+
+def small_columns(leaks: bool) -> AfterStep:
+    columns = {name: torch.zeros(0, 50) for name in ("loss", "output", "target")}
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        for name in columns:
+            columns[name] = torch.cat([columns[name] if leaks else columns[name][:50], torch.zeros(50, 50)])
+
+    return after
+
+
+@pytest.mark.parametrize(
+    ("twin", "rule", "name"),
+    [
+        (nodes_of_graphs, "leak-graph-retained", "nodes"),
+        (one_text, "leak-host", "report"),
+        (one_buffer, "leak-host", "archive"),
+        (small_columns, "leak-host", "columns['"),
+    ],
+)
+def test_what_is_no_container_of_tensors(twin: Twin, rule: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_use, "AT_FIRST", 1 << 40)  # a busy machine's readings cost more
+    (finding,) = leaks(twin(True), 140)
+    assert finding.rule == rule and name in finding.where + finding.evidence
+    assert not leaks(twin(False), 140)
+
+
+def test_the_value_of_a_context_variable() -> None:
+    trail: contextvars.ContextVar[list[torch.Tensor]] = contextvars.ContextVar("trail", default=[])  # noqa: B039
+    latest: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("latest")
+    assert not leaks(lambda step, output, loss: latest.set(wide()), 100)
+    (finding,) = leaks(lambda step, output, loss: trail.get().append(wide()), 100)
+    assert "trail" in finding.where
+
+
+def test_a_list_that_is_a_default_argument_and_a_variable_is_told_of_once() -> None:
+    def run(history: list[torch.Tensor] = []) -> list[Finding]:  # noqa: B006 - the fault
+        return leaks(lambda step, output, loss: history.append(wide()), 120)
+
+    (finding,) = run()
+    assert "history" in finding.where
+
+
+def test_a_tensor_of_two_names_is_told_of_once() -> None:
+    drift = torch.zeros(())
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        nonlocal drift
+        drift = drift + output.square().mean()
+
+    (finding,) = leaks(after, 140)
+    assert "drift" in finding.where
+
+
+def test_a_table_by_tensors_weighs_what_it_holds() -> None:
+    model = perceptron(FEATURES)
+    history: dict[torch.Tensor, list[torch.Tensor]] = {parameter: [] for parameter in model.parameters()}
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        for kept in history.values():
+            kept.append(torch.zeros(2_048))
+
+    (finding,) = leaks(after, 120, model=model)
+    assert "history" in finding.where and "32 KiB a step" in finding.evidence
+
+
+def by_place(leaks: bool) -> AfterStep:
+    bank: dict[int, torch.Tensor] = {}
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        bank[step if leaks else step * 701 % 997] = wide()
+
+    return after
+
+
+def test_a_bank_by_places_in_a_shuffled_data_set_is_quiet_while_it_fills() -> None:
+    assert not leaks(by_place(False), 140)
+    (finding,) = leaks(by_place(True), 140)
+    assert "bank" in finding.where
+
+
+def all_results(results: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
+    results.extend(fresh)
+
+
+def latest_results(results: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
+    results[:] = fresh
+
+
+@pytest.mark.parametrize("keep", [all_results, latest_results])
+def test_results_of_evaluations_that_are_kept(keep: Callable[[list[torch.Tensor], list[torch.Tensor]], None]) -> None:
+    model, loader = perceptron(FEATURES), loader_of(20, 8, FEATURES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    results: list[torch.Tensor] = []
+    watch = gpuwatch.attach(model, loader)
+    for _ in range(10):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        keep(results, [wide() for _ in range(12)])
+    named = ["results" in finding.where for finding in leak_findings(watch)]
+    assert named == ([True] if keep is all_results else [])

@@ -264,7 +264,7 @@ CASES: list[tuple[Twin, str]] = [
     (cached_function, "positions"),
     (cached_by_tensor, "table"),
     (cached_method, "Tracker.encoded"),
-    (default_argument, "remember.__defaults__"),
+    (default_argument, "remember.__defaults__:memory"),
     (function_attribute, "after.history"),
     (generator, "mean:window"),
     (kept_exception, "errors"),

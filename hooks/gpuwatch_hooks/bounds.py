@@ -15,15 +15,18 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from types import CodeType, FunctionType
 from typing import Any
 
+from gpuwatch_hooks.aliases import other_names
+from gpuwatch_hooks.bytecode import argument_of, deletes_from, instructions, loads, mentions, names
 from gpuwatch_hooks.namespace import is_own_module
 
 TRIMMED, EMPTIED = "trimmed", "emptied"
 _TRIMS = frozenset({"pop", "popleft", "popitem", "remove", "discard"})
-JOINS = frozenset({"cat", "concat", "concatenate", "vstack", "hstack", "append", "pad", "dstack"})
+_TAKES = frozenset({"heappop", "heapreplace", "heappushpop"})
+"""Functions of ``heapq`` that take something out, or put it in instead of something."""
+
 _CAPACITY = re.compile(
     r"_*([A-Za-z]+__)?(capacity|maxlen|maxsize|max_size|max_items|max_entries|max_length|max_history"
     r"|(buffer|queue|cache|memory|bank|pool|replay|window|history)_size)$"
@@ -38,7 +41,6 @@ _ONCE = frozenset({"__init__", "__new__", "__post_init__", "<module>"})
 _GROWS = frozenset({"append", "appendleft", "add", "extend", "setdefault"})
 
 MOST_CODES = 512
-MOST_INSTRUCTIONS = 4_000
 WITHIN = 6
 """Instructions between loading a container and deleting from it, or assigning to one of its elements."""
 
@@ -70,15 +72,27 @@ def identifier(name: str) -> str:
     return found[-1] if found else ""
 
 
-def shrinks(name: str, codes: Iterable[CodeType], owner: Any, is_list: bool) -> str:
-    """Whether code of the user's trims or empties what goes by this identifier; an empty text when none does."""
-    kinds = {kind for code in related(codes, owner) for kind in _shrinking(code, name, is_list)}
-    return TRIMMED if TRIMMED in kinds else EMPTIED if EMPTIED in kinds else ""
+def shrinks(name: str, codes: Iterable[CodeType], owner: Any, is_list: bool, functions: Iterable[CodeType] = ()) -> str:
+    """Whether code of the user's trims or empties what goes by this identifier; an empty text when none does.
+
+    ``functions`` are others that the code may call, with it as an argument.
+    """
+    own = list(related(codes, owner))
+    kinds = {kind for code in own for kind in _shrinking(code, name, is_list)}
+    if TRIMMED in kinds or any(
+        TRIMMED in _shrinking(code, alias, is_list) for code, alias in other_names(name, own, functions)
+    ):
+        return TRIMMED
+    # Flushed when it is full.
+    flushed = EMPTIED in kinds and any(_length_asked(code, name) for code in own)
+    return TRIMMED if flushed else EMPTIED if EMPTIED in kinds else ""
 
 
-def joins(name: str, codes: Iterable[CodeType], owner: Any) -> bool:
-    """Whether code of the user's assigns to this identifier what it held before, joined with something."""
-    return any(_joining(code, name) for code in related(codes, owner))
+def trims_itself(thing: Any, is_list: bool) -> bool:
+    """Whether a container of a class of the user's own takes elements out in one of its methods."""
+    return any(
+        code.co_argcount and TRIMMED in _shrinking(code, code.co_varnames[0], is_list) for code in related((), thing)
+    )
 
 
 def related(codes: Iterable[CodeType], owner: Any) -> Iterator[CodeType]:
@@ -126,7 +140,7 @@ def _shrinking(code: CodeType, name: str, is_list: bool) -> tuple[str, ...]:
         loaded = True
         following = steps[place + 1 : place + 1 + WITHIN]
         method = _method(following)
-        if method in _TRIMS or _before_statement_ends(following, "DELETE_S"):
+        if method in _TRIMS or deletes_from(steps, place, name) or argument_of(steps, place, _TAKES):
             found.append(TRIMMED)
         if method == "clear":
             found.append(EMPTIED)
@@ -166,16 +180,36 @@ def _emptied_by(stores: list[dis.Instruction], steps: list[dis.Instruction], cod
     )
 
 
+@functools.lru_cache(maxsize=512)
+def _length_asked(code: CodeType, name: str) -> bool:
+    """Whether something is done only where its length has reached something: ``if len(items) >= most``."""
+    if "len" not in code.co_names or not mentions(code, name):
+        return False
+    steps = instructions(code)
+    return any(
+        any(loads(later, name) for later in ahead) and ahead[-1].argval in (">", ">=", "==")
+        for place, step in enumerate(steps)
+        if step.argval == "len" and (ahead := _condition(steps, place))
+    )
+
+
+def _condition(steps: list[dis.Instruction], place: int) -> list[dis.Instruction]:
+    """The instructions of a condition from this place on, up to the jump that depends on it; none where there is no."""
+    ahead = steps[place + 1 : place + 1 + 3 * WITHIN]
+    jump = next((at for at, step in enumerate(ahead) if step.opname.endswith("IF_FALSE")), 0)
+    return ahead[:jump]
+
+
 def _capped(steps: list[dis.Instruction], name: str) -> bool:
     """Whether it grows only where its length was found to be below something: ``if len(items) < most``."""
     for place, step in enumerate(steps):
         if step.argval != "len" or not step.opname.startswith("LOAD_"):
             continue
-        ahead = steps[place + 1 : place + 1 + 3 * WITHIN]
-        jump = next((at for at, later in enumerate(ahead) if later.opname.endswith("IF_FALSE")), None)
-        if jump is None or not jump or "<" not in str(ahead[jump - 1].argval):
+        ahead = _condition(steps, place)
+        if not ahead or "<" not in str(ahead[-1].argval):
             continue
-        if any(loads(later, name) for later in ahead[:jump]) and _grows_before(steps, place, ahead[jump].argval, name):
+        end = steps[place + 1 + len(ahead)].argval
+        if any(loads(later, name) for later in ahead) and _grows_before(steps, place, end, name):
             return True
     return False
 
@@ -188,52 +222,6 @@ def _grows_before(steps: list[dis.Instruction], place: int, end: int, name: str)
         if loads(step, name) and method.argval in _GROWS:
             return True
     return False
-
-
-@functools.lru_cache(maxsize=512)
-def _joining(code: CodeType, name: str) -> bool:
-    if not mentions(code, name) or JOINS.isdisjoint(code.co_names):
-        return False
-    loaded = joined = False
-    for step in instructions(code):
-        if step.opname.startswith("STORE_"):
-            if loaded and joined and names(step, name):
-                return True
-            loaded = joined = False
-        elif step.opname == "POP_TOP":
-            loaded = joined = False
-        loaded = loaded or loads(step, name)
-        joined = joined or (step.opname.startswith("LOAD_") and step.argval in JOINS)
-    return False
-
-
-def mentions(code: CodeType, name: str) -> bool:
-    """Whether a variable or an attribute of this name occurs in the code."""
-    return any(name in names for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars))
-
-
-@functools.lru_cache(maxsize=1024)
-def uses_global(code: CodeType, name: str) -> bool:
-    """Whether a function uses the global variable of this name, and no local one or an attribute called so."""
-    return name in code.co_names and any(
-        step.argval == name and step.opname.endswith("_GLOBAL") for step in instructions(code)
-    )
-
-
-def instructions(code: CodeType) -> list[dis.Instruction]:
-    """Its instructions, if they are not too many; without the caches between."""
-    return [step for step in islice(dis.get_instructions(code), MOST_INSTRUCTIONS) if step.opname != "CACHE"]
-
-
-def loads(step: dis.Instruction, name: str) -> bool:
-    """Whether an instruction reads what goes by this name."""
-    return step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST" and names(step, name)
-
-
-def names(step: dis.Instruction, name: str) -> bool:
-    """Whether an instruction is about this name."""
-    # Newer Pythons load or store two variables with one instruction.
-    return step.argval == name or (type(step.argval) is tuple and name in step.argval)
 
 
 def _before_statement_ends(steps: list[dis.Instruction], *wanted: str) -> bool:

@@ -25,6 +25,14 @@ _NO_NUMBER = (1 << 64) - 1
 """The number of a node that gathers a parameter's gradient."""
 
 
+_NAMES_OF_CLASS = type.__dict__["__dict__"].__get__
+
+
+def is_node(kind: type) -> bool:
+    """Whether this is the type of a graph's node: what ``tensor.grad_fn`` is."""
+    return issubclass(kind, torch._C._FunctionBase) or "next_functions" in _NAMES_OF_CLASS(kind)
+
+
 @dataclass(frozen=True)
 class Reach:
     """Nodes seen, and the numbers of the newest and the oldest of them; 0 where torch does not tell numbers."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from gpuwatch.limits import HOST_GROWTH_BYTES
 from gpuwatch.record import RecordWriter
 from gpuwatch_hooks.clock import StepClock
 from gpuwatch_hooks.growth import GrowthProbe
@@ -42,7 +43,16 @@ from gpuwatch_hooks.suspects import (
     settled,
     shrank,
 )
-from gpuwatch_hooks.telling import alike, bytes_per_step, growth_text, leak_text, most_telling, remembering, site_text
+from gpuwatch_hooks.telling import (
+    alike,
+    bytes_per_step,
+    growth_text,
+    leak_text,
+    most_telling,
+    once,
+    remembering,
+    site_text,
+)
 from gpuwatch_hooks.walk import Holding, Key, Walk, code_of
 from gpuwatch_hooks.weights import graph_nodes
 
@@ -207,23 +217,28 @@ class LeakProbe:
                 self.peaks[key] = max(self.peaks.get(key, 0.0), amounts(points)[-1])
                 points.clear()
             points.append(point)
-            _, owner, function, in_data_set = walk.held[key]
+            thing, owner, function, in_data_set = walk.held[key]
             codes = [*roots.codes, *code_of(function)]
-            known[key] = Known(owner, codes, roots.functions, around.varying, in_data_set, self.epoch_steps)
+            known[key] = Known(thing, owner, codes, roots.functions, around.varying, in_data_set, self.epoch_steps)
             verdicts[key] = judge(holding, points, self.peaks.get(key, 0.0), known[key])
         leaking = [key for key, verdict in verdicts.items() if verdict is Verdict.LEAK]
-        suspects = [key for key in leaking if walk.found[key].tensors]
+        suspects = once([key for key in leaking if walk.found[key].tensors], walk.held, self.said)
         like = alike(suspects, self.points)
-        for key, telling in most_telling(suspects, self.points):
+        for key, telling in most_telling(suspects, self.points, walk.held):
             if telling and key in like:
                 self._say(key, walk, around, known[key], like[key])
             elif key in self.said:
                 self._take_back(key)
-        self._hint(walk, roots, [key for key in leaking if not walk.found[key].tensors], known)
+        small = [key for key in leaking if not walk.found[key].tensors or self._is_small(key, walk.found[key])]
+        self._hint(walk, roots, small, known)
         for key in [key for key in self.said if key in verdicts and key not in suspects]:
             self._take_back(key)
         self._forget(step, walk)
         self._excuse(walk, roots, verdicts)
+
+    def _is_small(self, key: Key, holding: Holding) -> bool:
+        """Whether nothing is said of it alone: with others like it memory may grow by more."""
+        return not holding.graph and bytes_per_step(self.points[key]) < HOST_GROWTH_BYTES
 
     def _rename(self, walk: Walk) -> None:
         """What was met under another name at the last search keeps its past: a loop's variable may have it for a while.
@@ -249,7 +264,7 @@ class LeakProbe:
         return Point(step, around.epochs, holding.length, holding.parts, size, span, holding.single, holding.tensors)
 
     def _hint(self, walk: Walk, roots: Roots, plain: list[Key], known: dict[Key, Known]) -> None:
-        """Tell the probe of host memory which texts or numbers pile up, and of code that remembers."""
+        """Tell the probe of host memory which texts, numbers or small tensors pile up, and of code that remembers."""
         self.growth.hint, self.growth.holder = remembering(roots), ("", 0.0)
         largest = max(plain, key=lambda key: bytes_per_step(self.points[key]), default=None)
         if largest is not None:
@@ -290,15 +305,15 @@ class LeakProbe:
         """Tell the probes that asked what is held by something bounded, or named already."""
         explained = 0.0
         for key, verdict in verdicts.items():
-            points, tensors = self.points[key], walk.found[key].tensors
-            if verdict is Verdict.LEAK and not tensors:
+            points, holding = self.points[key], walk.found[key]
+            if verdict is Verdict.LEAK and (not holding.tensors or self._is_small(key, holding)):
                 continue  # it is told of with what it makes memory grow by
             if verdict is Verdict.BOUNDED and len(points) == 1:
-                explained += self.growth.spread(walk.found[key].pinned_bytes)  # emptied a while ago
+                explained += self.growth.spread(holding.pinned_bytes)  # emptied a while ago
             if verdict is not Verdict.STEADY and len(points) > 1:
                 explained += max(0.0, rose(points)) + TENSOR_BYTES * max(0.0, rose_tensors(points))
-                if walk.found[key].graph and verdict is Verdict.BOUNDED:
-                    explained = float("inf")  # what the graphs keep is not weighed here
+                if verdict is Verdict.BOUNDED and (holding.graph or (holding.single and holding.tensors)):
+                    explained = float("inf")  # what the graphs keep, or what is made of it, is not weighed here
         self.growth.explain(explained)
         if self.retention.asking:
             deadline = thread_time_ns() + ASKED_NANOSECONDS

@@ -23,6 +23,9 @@ from gpuwatch_hooks.place import DEEPEST, is_foreign
 OPAQUE = (ModuleType, BuiltinFunctionType, str, bytes, int, float, complex, bool, type(None))
 """Kinds that refer to nothing of interest."""
 
+LEAST_PLAIN_BYTES = 16_384
+"""Bytes of texts and numbers from which they are followed."""
+
 OPTIMIZED = 0x1
 """CO_OPTIMIZED: a function's frame, whose locals are a copy; a module's or class body's are the real namespace."""
 
@@ -152,7 +155,7 @@ def _keeps(thing: Any) -> bool:
     kind = type(thing)
     if kind is FunctionType:
         return bool(thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__ or thing.__dict__)
-    return not issubclass(kind, OPAQUE)
+    return len(thing) >= LEAST_PLAIN_BYTES if kind in (str, bytes) else not issubclass(kind, OPAQUE)
 
 
 _known: dict[str, bool] = {}

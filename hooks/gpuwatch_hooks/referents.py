@@ -6,6 +6,8 @@ instance's dictionary and slots. A hostile object is a leaf.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import gc
 import itertools
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 
 from gpuwatch.interruption import expected
-from gpuwatch_hooks.namespace import OPAQUE, file_of_module, is_own_module, local_variables
+from gpuwatch_hooks.namespace import LEAST_PLAIN_BYTES, OPAQUE, file_of_module, is_own_module, local_variables
 from gpuwatch_hooks.place import is_foreign
 
 OLDEST, NEWEST = 4, 12
@@ -85,6 +87,8 @@ def sampled(elements: Iterable[Any], thing: Any, kind: type) -> list[Any]:
                 return [*base.__getitem__(thing, oldest), *base.__getitem__(thing, newest)]
             return list(base.__iter__(thing))
     if issubclass(kind, dict) and _keyed_by_tensors(thing):
+        if dict.__len__(thing) <= FEW:
+            return list(dict.items(thing))
         return [*islice(dict.items(thing), OLDEST), *islice(reversed(dict.items(thing)), NEWEST)]
     if issubclass(kind, dict) and dict.__len__(thing) > FEW:
         return [*islice(dict.values(thing), OLDEST), *islice(reversed(dict.values(thing)), NEWEST)]
@@ -101,8 +105,10 @@ def _keyed_by_tensors(thing: dict[Any, Any]) -> bool:
 
 
 def leads_on(thing: Any) -> bool:
-    """Whether anything can be behind it: no number, no text, no empty container."""
+    """Whether anything can be behind it: no number, no short text, no empty container."""
     kind = type(thing)
+    if kind in (str, bytes):
+        return len(thing) >= LEAST_PLAIN_BYTES
     return not issubclass(kind, OPAQUE) and not (kind in (dict, list, tuple, set, OrderedDict) and not thing)
 
 
@@ -144,6 +150,9 @@ def attributes(name: str, thing: Any, kind: type, parameters: bool = False) -> I
     elif kind is threading.local:
         own = threading.local.__getattribute__(thing, "__dict__")  # the searching thread's part of it
         yield from ((f"{name}.{key}", value) for key, value in list(own.items()))
+    elif kind is contextvars.ContextVar:
+        with contextlib.suppress(LookupError):  # it has no value here
+            yield f"{name}<ContextVar>", thing.get()
     elif kind.__module__ in ("itertools", "functools", "builtins", "_queue") and not issubclass(kind, BaseException):
         for part in gc.get_referents(thing)[:MOST_REFERENTS] if kind.__name__ not in ("object", "super") else ():
             if type(part) is not type:
@@ -232,10 +241,12 @@ def _of_function(name: str, thing: Any, kind: type) -> Iterator[tuple[str, Any]]
                 yield f"{name}:{variable}", cell.cell_contents
             except expected(ValueError):
                 continue  # an empty cell
-        if thing.__defaults__:
-            yield f"{name}.__defaults__", thing.__defaults__
-        if thing.__kwdefaults__:
-            yield f"{name}.__kwdefaults__", thing.__kwdefaults__
+        # By the parameter's name: it is what the function's code knows them by.
+        values = thing.__defaults__ or ()
+        own = thing.__code__.co_varnames[: thing.__code__.co_argcount][-len(values) :]
+        yield from ((f"{name}.__defaults__:{key}", value) for key, value in zip(own, values, strict=False))
+        for key, value in list((thing.__kwdefaults__ or {}).items()):
+            yield f"{name}.__kwdefaults__:{key}", value
         for key, value in list(thing.__dict__.items()):
             yield f"{name}.{key}", value
 

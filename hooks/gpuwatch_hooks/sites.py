@@ -9,11 +9,15 @@ from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
-from gpuwatch_hooks.bounds import JOINS, instructions, loads, mentions, names, related
+from gpuwatch_hooks.bounds import related
+from gpuwatch_hooks.bytecode import argument_of, instructions, loads, mentions, names
+from gpuwatch_hooks.joins import JOINS
 
 _METHODS = frozenset(
     {"append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put", "put_nowait", "add_param_group"}
+    | {"write", "writelines"}
 )
+_FUNCTIONS = frozenset({"heappush", "heappushpop", "insort", "insort_left", "insort_right"})
 _ADDS = ("+=", "+")
 FURTHER = 4
 """Instructions after its name within which a method that adds to it is called: an index may come between."""
@@ -55,6 +59,8 @@ def _line(code: CodeType, name: str) -> int | None:
         if loads(step, name):
             loaded = True
             if any(later.argval in _METHODS for later in ahead[place + 1 : place + 1 + FURTHER]):
+                return line
+            if argument_of(ahead, place, _FUNCTIONS):
                 return line
     return None
 

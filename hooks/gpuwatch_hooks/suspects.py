@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, joins, shrinks, uses_global
-from gpuwatch_hooks.referents import FEW
+from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, shrinks, trims_itself
+from gpuwatch_hooks.bytecode import uses_global
+from gpuwatch_hooks.joins import CUT, JOINED, joins, writes
+from gpuwatch_hooks.referents import FEW, NEWEST
 from gpuwatch_hooks.walk import Holding
 
 SPAN_STEPS = 48
 SEARCHES = 4
+EPOCHS = 5
+"""Epochs in each of which it must have grown, where it does not grow within them."""
+
 KEPT_POINTS = 12
 SLOWEST_SHARE = 1 / 3
 """The last rise, of the average one: what slows down is filling up."""
@@ -26,18 +31,22 @@ LEAST_PARTS_PER_STEP = 0.2
 PATIENCE_STEPS = 2_000
 """Steps after which a container is reported although some code takes elements out of it."""
 
+HIGHEST_PLACE = 1 << 31
+"""Whole numbers below are places in a data set, rather than addresses or hashes."""
+
 SHORT_EPOCH = 50
 """An epoch of so many steps is waited for: what is kept for one is cleared at its end."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What else is known of a name: the object it belongs to, the user's code, and the loop it is in.
+    """What else is known of a name: its object, the one it belongs to, the user's code, and the loop it is in.
 
     ``codes`` are on the stack, ``functions`` are others of the user's modules. ``epoch_steps``: steps of the last epoch
     that ended; None while there was none.
     """
 
+    thing: Any
     owner: Any
     codes: Iterable[CodeType]
     functions: Iterable[CodeType]
@@ -80,7 +89,7 @@ def judge(holding: Holding, points: deque[Point], peak: float, known: Known) -> 
     if holding.single and holding.reach is None:
         return _judge_joined(holding, points, known)
     series = amounts(points)
-    if len(series) < 2 or series[-1] <= series[-2]:
+    if len(series) < 2 or (series[-1] <= series[-2] and not grows_by_epochs(points)):
         # It may be full: a program's own limit is no limit that the container tells of.
         if holding.graph and not holding.single and _trimmed(holding, known):
             return Verdict.BOUNDED
@@ -93,11 +102,15 @@ def judge(holding: Holding, points: deque[Point], peak: float, known: Known) -> 
 
 
 def _judge_joined(holding: Holding, points: deque[Point], known: Known) -> Verdict:
-    """A single tensor that grows is one that something is joined to; others follow the batch's size."""
-    if known.varying or not grows(points):
+    """A single tensor that grows is one that something is joined to; others follow the batch's size. So do texts."""
+    plain = not holding.tensors
+    if (known.varying and not plain) or not grows(points):
         return Verdict.STEADY
+    if plain and _ends_somewhere(holding, points, known):
+        return Verdict.BOUNDED
     name = identifier(holding.name)
-    return Verdict.LEAK if joins(name, [*known.codes, *known.elsewhere(name)], known.owner) else Verdict.STEADY
+    kind = (writes if plain else joins)(name, [*known.codes, *known.elsewhere(name)], known.owner)
+    return Verdict.LEAK if kind == JOINED else Verdict.BOUNDED if kind == CUT else Verdict.STEADY
 
 
 def _trimmed(holding: Holding, known: Known) -> bool:
@@ -107,7 +120,9 @@ def _trimmed(holding: Holding, known: Known) -> bool:
 def _shrinks(holding: Holding, known: Known) -> str:
     """What code does to it; elsewhere than on the stack only what limits it counts: who knows whether it is emptied."""
     name, is_list = identifier(holding.name), holding.kind == "list"
-    kind = shrinks(name, known.codes, known.owner, is_list)
+    kind = shrinks(name, known.codes, known.owner, is_list, known.functions)
+    if kind != TRIMMED and trims_itself(known.thing, is_list):
+        return TRIMMED
     return TRIMMED if kind != TRIMMED and shrinks(name, known.elsewhere(name), None, is_list) == TRIMMED else kind
 
 
@@ -119,8 +134,20 @@ def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> boo
     span = points[-1].step - points[0].step
     if span >= PATIENCE_STEPS:
         return False
+    if not outlived and holding.parts == holding.length and keyed_by_places(known.thing):
+        return True
     kind = _shrinks(holding, known)
     return kind == TRIMMED or (kind == EMPTIED and not outlived)
+
+
+def keyed_by_places(thing: Any) -> bool:
+    """Whether a dictionary's newest keys are places in a data set that is shuffled: as many as there are, at most."""
+    if not issubclass(type(thing), dict):
+        return False
+    newest = list(itertools.islice(dict.__reversed__(thing), NEWEST))
+    if len(newest) < NEWEST or any(type(key) is not int or not 0 <= key < HIGHEST_PLACE for key in newest):
+        return False
+    return any(earlier > later for later, earlier in itertools.pairwise(newest))
 
 
 def amounts(points: Iterable[Point]) -> list[float]:
@@ -146,16 +173,36 @@ def shrank(before: Point, now: Point) -> bool:
 
 
 def grows(points: deque[Point]) -> bool:
-    """Whether it grew at every search, over enough steps, and not much slower at last than before."""
-    series = amounts(points)
-    some = list(points)
-    steps = some[-1].step - some[0].step
-    if len(series) < SEARCHES or steps < SPAN_STEPS:
-        return False
+    """Whether it grew at every search, or in every epoch, over enough steps, and not much slower at last."""
+    series, some = amounts(points), list(points)
     if any(later <= earlier for earlier, later in itertools.pairwise(series)):
+        return grows_by_epochs(points)
+    return len(series) >= SEARCHES and _goes_on(series, some, series[-2], some[-2])
+
+
+def grows_by_epochs(points: deque[Point]) -> bool:
+    """The same of what something is added to at the end of each epoch only: an evaluation's results.
+
+    A search between two epochs may see the results of the one and be counted to the other.
+    """
+    series, some = amounts(points), list(points)
+    epochs: dict[int, list[float]] = {}
+    for point, amount in zip(some, series, strict=True):
+        epochs.setdefault(point.epochs, []).append(amount)
+    known = list(epochs.values())
+    if len(known) < EPOCHS or any(later[-1] <= earlier[0] for earlier, later in itertools.pairwise(known)):
+        return False
+    two_ago = next(at for at, point in enumerate(some) if point.epochs == list(epochs)[-3])
+    return _goes_on(series, some, series[two_ago], some[two_ago])
+
+
+def _goes_on(series: list[float], some: list[Point], before: float, at: Point) -> bool:
+    """Whether it grew over enough steps, and since that point not much slower than on the whole."""
+    steps = some[-1].step - some[0].step
+    if steps < SPAN_STEPS:
         return False
     whole = (series[-1] - series[0]) / steps
-    last = (series[-1] - series[-2]) / (some[-1].step - some[-2].step)
+    last = (series[-1] - before) / (some[-1].step - at.step)
     of_parts = some[0].length == some[-1].length and not some[-1].single
     return last >= SLOWEST_SHARE * whole and (not of_parts or whole >= LEAST_PARTS_PER_STEP)
 

@@ -7,10 +7,12 @@ import os
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
 from time import thread_time_ns
+from typing import Any
 
 from gpuwatch.sizes import size_text
 from gpuwatch_hooks.bounds import identifier
 from gpuwatch_hooks.namespace import Roots
+from gpuwatch_hooks.referents import FEW, elements_of_container, length_of
 from gpuwatch_hooks.sites import grown_at
 from gpuwatch_hooks.suspects import Known, Point, amounts, rose, rose_tensors
 from gpuwatch_hooks.walk import Held, Holding, Key
@@ -21,15 +23,28 @@ GRAPHS_NANOSECONDS = 5_000_000
 Points = Mapping[Key, deque[Point]]
 
 
-def most_telling(suspects: list[Key], points: Points) -> Iterator[tuple[Key, bool]]:
+def once(suspects: list[Key], held: Mapping[Key, Held], said: Container[Key]) -> list[Key]:
+    """Each object under one of its names: the one that it was told of by, else the first."""
+    names: dict[int, Key] = {}
+    for key in sorted(suspects, key=lambda key: key not in said):
+        names.setdefault(id(held[key].thing), key)
+    return [key for key in suspects if names[id(held[key].thing)] == key]
+
+
+def most_telling(suspects: list[Key], points: Points, held: Mapping[Key, Held]) -> Iterator[tuple[Key, bool]]:
     """Of a container and those within it the inner one where most of the growth is its own, else the outer.
 
     Each with whether it is the one to tell of. Growth is counted in tensors where both hold any: bytes are of whole
     storages, which many may share.
     """
+    parts = {key: few_parts(held[key].thing) for key in suspects}
+
+    def within(key: Key, other: Key) -> bool:
+        return is_part(key, other) or id(held[key].thing) in parts[other]
+
     for key in suspects:
-        inner = [ratio(points[other], points[key]) for other in suspects if is_part(other, key)]
-        outer = [ratio(points[key], points[other]) for other in suspects if is_part(key, other)]
+        inner = [ratio(points[other], points[key]) for other in suspects if within(other, key)]
+        outer = [ratio(points[key], points[other]) for other in suspects if within(key, other)]
         yield key, not (any(share >= 1 / 2 for share in inner) or any(share < 1 / 2 for share in outer))
 
 
@@ -58,17 +73,27 @@ def is_part(key: Key, of: Key) -> bool:
     return key[0] == of[0] and key[1].startswith((f"{of[1]}[", f"{of[1]}.", f"{of[1]}<"))
 
 
+def few_parts(thing: Any) -> set[int]:
+    """Identities of what a small container holds: it may have a name of its own elsewhere, ``globals()`` of a cell."""
+    kind = type(thing)
+    elements = elements_of_container(thing, kind)
+    return set() if elements is None or length_of(thing, kind) > FEW else {id(part) for part in elements}
+
+
 def growth_text(holding: Holding, points: deque[Point]) -> str:
     """How much a container holds, and how fast it grows."""
     first, last = points[0], points[-1]
     steps = last.step - first.step
     series = amounts(points)
-    what = f"{holding.tensors:,.0f} tensors / " if holding.tensors else ""
-    noun = "bytes" if holding.single else "elements"
-    return (
-        f"`{holding.name}` ({holding.kind} of {holding.length:,}) holds {what}{size_text(holding.pinned_bytes)}, "
-        f"+{(series[-1] - series[0]) / steps:.3g} {noun} / {size_text(bytes_per_step(points))} a step"
-    )
+    holder = f"`{holding.name}` ({holding.kind} of {holding.length:,})"
+    rise = f"+{(series[-1] - series[0]) / steps:.3g} elements"
+    if holding.graph and not holding.pinned_bytes:
+        return f"{holder} holds {holding.tensors:,.0f} nodes of graphs, {rise} a step"
+    what = f"{holding.tensors:,.0f} tensors / " if holding.tensors and not holding.single else ""
+    # Texts and numbers within containers within it are counted by their bytes.
+    counted = not holding.single and (holding.tensors or holding.parts == holding.length)
+    rise = f"{rise} / " if counted else "+"
+    return f"{holder} holds {what}{size_text(holding.pinned_bytes)}, {rise}{size_text(bytes_per_step(points))} a step"
 
 
 def bytes_per_step(points: deque[Point]) -> float:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from gpuwatch_hooks import graphs
 from gpuwatch_hooks.bounds import limit_of
 from gpuwatch_hooks.chains import links
-from gpuwatch_hooks.namespace import OPAQUE, Root
+from gpuwatch_hooks.namespace import LEAST_PLAIN_BYTES, OPAQUE, Root
 from gpuwatch_hooks.referents import (
     FEW,
     NEWEST,
@@ -34,16 +34,13 @@ from gpuwatch_hooks.referents import (
     place_of,
     sampled,
 )
-from gpuwatch_hooks.weights import Scale, Weight, is_array, owner_of_array, storage_bytes
+from gpuwatch_hooks.weights import BUFFERS, Scale, Weight, is_array, owner_of_array, plain_bytes, storage_bytes
 
 MOST_OBJECTS = 20_000
 DEEPEST_PATH = 7
 BETWEEN_CLOCKS = 16
 MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """The machine's memory: a limit at which a container would be larger is none."""
-
-LEAST_PLAIN_BYTES = 16_384
-"""Bytes of texts and numbers from which a container of these is followed."""
 
 PLAIN_PART_BYTES = 64
 """Bytes of texts and numbers that are counted as a part, in containers within a container."""
@@ -121,12 +118,18 @@ class Walk:
 
     def _visit(self, at: _Place, queue: deque[_Place]) -> None:
         kind = type(at.thing)
-        if issubclass(kind, OPAQUE):
+        if kind in BUFFERS:
+            size = plain_bytes(at.thing, kind)
+            if size >= LEAST_PLAIN_BYTES:
+                self._single(at, kind.__name__, size, size, None, tensors=0)
+        elif issubclass(kind, OPAQUE):
             return
-        if issubclass(kind, torch.Tensor):
+        elif issubclass(kind, torch.Tensor):
             self._tensor(at)
         elif is_array(kind):
             self._array(at)
+        elif graphs.is_node(kind):
+            self._single(at, kind.__name__, 1, 0, graphs.reach(at.thing, self.deadline, self.oldest))
         elif id(at.thing) not in self.seen:
             self.seen.add(id(at.thing))
             elements = elements_of_container(at.thing, kind)
@@ -219,8 +222,10 @@ class Walk:
         if tensor is None:
             self._single(at, "ndarray", int(owner.shape[0]) if owner.ndim else 1, owner.nbytes, None)
 
-    def _single(self, at: _Place, kind: str, length: int, size: int, reach: graphs.Reach | None) -> None:
-        self._add(at, Holding(at.name, kind, at.place, length, 1, 1, size, reach is not None, reach, None, True))
+    def _single(
+        self, at: _Place, kind: str, length: int, size: int, reach: graphs.Reach | None, tensors: int = 1
+    ) -> None:
+        self._add(at, Holding(at.name, kind, at.place, length, tensors, 1, size, reach is not None, reach, None, True))
 
     def _add(self, at: _Place, holding: Holding) -> None:
         key = self._key(at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import io
 import sys
 from collections.abc import Callable, Container, Iterator
@@ -24,7 +25,8 @@ MOST_PARTS = 512
 MOST_NAMED = 64
 MOST_OPENED = 8_192
 _NO_WEIGHT = (*OPAQUE, type)
-_PLAIN = (float, str, int, bytes, bytearray, complex, io.BytesIO, io.StringIO)
+BUFFERS = (str, bytes, bytearray, io.BytesIO, io.StringIO, array.array)
+_PLAIN = (float, int, complex, *BUFFERS)
 _SIZE_OF: dict[type, Callable[[Any], int]] = {base: base.__sizeof__ for base in _PLAIN}
 GRAPHS_WEIGHED = 4
 """Elements of a container whose graphs are weighed, the others by these."""
@@ -76,6 +78,10 @@ class Scale:
         if is_array(kind):
             self._array(thing, weight)
             return weight
+        if graphs.is_node(kind):
+            self._node(thing, weight)
+            weight.tensors = 1
+            return weight
         if not depth:
             return weight
         elements = elements_of_container(thing, kind)
@@ -117,14 +123,17 @@ class Scale:
         with torch._C.DisableTorchFunctionSubclass():
             node = tensor.grad_fn
             if node is not None:
-                weight.graph = True
-                if len(self.graphs) < GRAPHS_WEIGHED:
-                    self.graphs.append(node)
+                self._node(node, weight)
             weight.tensors = 1
             weight.pinned_bytes = storage_bytes(tensor, self.storages)
 
-    def _array(self, array: Any, weight: Weight) -> None:
-        tensor, owner = owner_of_array(array)
+    def _node(self, node: Any, weight: Weight) -> None:
+        weight.graph = True
+        if len(self.graphs) < GRAPHS_WEIGHED:
+            self.graphs.append(node)
+
+    def _array(self, view: Any, weight: Weight) -> None:
+        tensor, owner = owner_of_array(view)
         if tensor is not None:
             self._tensor(tensor, weight)
             return
@@ -158,6 +167,8 @@ def graph_nodes(thing: Any, deadline: int) -> Iterator[Any]:
                 node = item.grad_fn
             if node is not None:
                 yield node
+        elif graphs.is_node(kind):
+            yield item
         elif depth and not issubclass(kind, OPAQUE):
             elements = elements_of_container(item, kind)
             parts = elements if elements is not None else (part for _, part in attributes("", item, kind))
@@ -193,10 +204,10 @@ def is_array(kind: type) -> bool:
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray"
 
 
-def owner_of_array(array: Any) -> tuple[torch.Tensor | None, Any]:
+def owner_of_array(view: Any) -> tuple[torch.Tensor | None, Any]:
     """The tensor whose storage a numpy array looks into, or None; and the array that owns the memory otherwise."""
     numpy = sys.modules.get("numpy")
-    owner = array
+    owner = view
     for _ in range(8):
         base = owner.base
         if issubclass(type(base), torch.Tensor):
