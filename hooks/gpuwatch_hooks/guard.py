@@ -4,6 +4,8 @@ Everything that torch or the user's program calls into goes through :func:`guard
 SystemExit pass, and what a handler of a signal raises while we happen to run. It logs a probe's first fault with its
 traceback, counts all of them, and switches the probe off after three, so that a broken probe costs a call and nothing
 else.
+
+Meanwhile ``__torch_function__`` is off: what we ask a tensor calls no method of its class, and no mode counts it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import functools
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, cast
+
+from torch._C import DisableTorchFunction as _Plain
 
 from gpuwatch.interruption import of_a_signal
 
@@ -75,7 +79,8 @@ def reset() -> None:
 def _no_argument(point: Point) -> Callable[..., object]:
     def call() -> object:
         try:
-            return point.run()
+            with _Plain():
+                return point.run()
         except Exception as fault:  # noqa: BLE001 - the host program must not see our faults
             return _stopped(point, fault)
 
@@ -85,7 +90,8 @@ def _no_argument(point: Point) -> Callable[..., object]:
 def _one_argument(point: Point) -> Callable[..., object]:
     def call(first: object) -> object:
         try:
-            return point.run(first)
+            with _Plain():
+                return point.run(first)
         except Exception as fault:  # noqa: BLE001
             return _stopped(point, fault)
 
@@ -95,7 +101,8 @@ def _one_argument(point: Point) -> Callable[..., object]:
 def _two_arguments(point: Point) -> Callable[..., object]:
     def call(first: object, second: object) -> object:
         try:
-            return point.run(first, second)
+            with _Plain():
+                return point.run(first, second)
         except Exception as fault:  # noqa: BLE001
             return _stopped(point, fault)
 
@@ -105,7 +112,8 @@ def _two_arguments(point: Point) -> Callable[..., object]:
 def _three_arguments(point: Point) -> Callable[..., object]:
     def call(first: object, second: object, third: object) -> object:
         try:
-            return point.run(first, second, third)
+            with _Plain():
+                return point.run(first, second, third)
         except Exception as fault:  # noqa: BLE001
             return _stopped(point, fault)
 
@@ -115,7 +123,8 @@ def _three_arguments(point: Point) -> Callable[..., object]:
 def _any_arguments(point: Point) -> Callable[..., object]:
     def call(*arguments: object) -> object:
         try:
-            return point.run(*arguments)
+            with _Plain():
+                return point.run(*arguments)
         except Exception as fault:  # noqa: BLE001
             return _stopped(point, fault)
 
