@@ -145,7 +145,7 @@ class Cluster:
         """``gpuwatch serve``, as a service would start it."""
         listen = f"127.0.0.1:{self.daemon_port}"
         self.daemon = self._run("daemon", sys.executable, "-m", "gpuwatch", "serve", "--listen", listen)
-        eventually(lambda: self._answers(f"http://{listen}/-/ready"), 30)
+        eventually(lambda: self._answers(f"http://{listen}/-/ready"))
 
     def start_ranks(self) -> None:
         """Two ranks that train together; rank 1 is slow in its forward while the file ``slow`` is there."""
@@ -176,7 +176,7 @@ class Cluster:
             f"--web.listen-address=127.0.0.1:{self.alertmanager_port}",
         )  # fmt: skip
         for port in (self.prometheus_port, self.alertmanager_port):
-            eventually(lambda port=port: self._answers(f"http://127.0.0.1:{port}/-/ready"), 30)  # type: ignore[misc]
+            eventually(lambda port=port: self._answers(f"http://127.0.0.1:{port}/-/ready"))  # type: ignore[misc]
 
     def _hasten(self, stack: Path) -> None:
         """A second instead of minutes, and the webhook as the receiver."""
@@ -219,7 +219,7 @@ class Cluster:
     def ask(self, path: str, **arguments: str | float) -> Any:
         """What Prometheus answers."""
         url = f"http://127.0.0.1:{self.prometheus_port}/api/v1/{path}?{urllib.parse.urlencode(arguments, doseq=True)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def value(self, query: str) -> float | None:
@@ -232,7 +232,7 @@ class Cluster:
         for process in reversed(self.processes):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
         self.webhook.stop()
 
 

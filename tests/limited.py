@@ -63,7 +63,7 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def _until(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -31,7 +31,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
 
@@ -205,7 +205,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(tmp_path: Path) 
     for option in ([], ["--json"]):
         command = [sys.executable, "-m", "gpuwatch", "report", "--dir", str(tmp_path), *option]
         done = subprocess.run(
-            command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=60
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=180
         )
         assert (done.returncode, done.stderr) == (0, "")
     os.close(writing)
@@ -227,7 +227,7 @@ def test_a_report_loads_neither_torch_nor_the_daemon(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, "report", "--dir", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=180)
     assert done.stderr == "set()\n"
 
 

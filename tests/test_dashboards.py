@@ -148,7 +148,7 @@ class Prometheus:
     def ask(self, path: str, **arguments: str | float) -> Any:
         url = f"{self.address}{path}?{urllib.parse.urlencode(arguments)}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
@@ -156,7 +156,7 @@ class Prometheus:
                     raise ConnectionError("not ready yet") from error
                 raise AssertionError(f"{arguments}: {error.read().decode()}") from error
 
-    def wait_for(self, query: str, seconds: float = 30) -> None:
+    def wait_for(self, query: str, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:

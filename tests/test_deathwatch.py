@@ -77,18 +77,26 @@ def test_a_record_that_nobody_holds_is_not_waited_for(tmp_path: Path, watch: Dea
     assert watch._held == {}
 
 
+def watched_by(pid: int) -> int:
+    """How many processes this one holds a descriptor of."""
+    count = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += "pidfd" in os.readlink(file)
+    return count
+
+
 def test_the_daemon_writes_down_who_went_first_and_the_report_says_it(tmp_path: Path) -> None:
     directory = tmp_path / "records"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(daemon(directory))
+        served = stack.enter_context(daemon(directory))
         processes = [stack.enter_context(rank(directory, rank=number, world_size=2)) for number in (0, 1)]
-        time.sleep(2.5)  # the daemon has seen both: it looks once a second
-        for process in (processes[1], processes[0]):
+        eventually(lambda: watched_by(served.process.pid) == 2)
+        written = directory / POST_MORTEMS
+        for count, process in enumerate((processes[1], processes[0]), 1):
             process.kill()
             process.wait()
-            time.sleep(0.2)
-        written = directory / POST_MORTEMS
-        eventually(lambda: written.is_dir() and len(list(written.glob("*.json"))) == 2)
+            eventually(lambda count=count: len(list(written.glob("*.json"))) == count)  # type: ignore[misc]
     found, _ = read_all(directory)
     assert all(snapshot.death is not None for snapshot in found)
     (said,) = [finding for finding, _ in advise_run(found) if finding.rule == "run-dead"]

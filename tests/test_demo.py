@@ -50,7 +50,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Complete
     records = tmp_path_factory.mktemp("demo") / "records"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'hooks'}", "GPUWATCH_DIR": str(records)}
     command = [sys.executable, "-m", "gpuwatch", "demo", "--steps", str(STEPS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     return done, records
 
 
@@ -163,12 +163,12 @@ def test_ctrl_c_ends_the_demo_and_its_run(tmp_path: Path) -> None:
         [sys.executable, "-m", "gpuwatch", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not (running := [run for run in read_all(records)[0] if run.step > 0]) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert running and running[0].up
         process.send_signal(signal.SIGINT)  # to the command alone: it has to end its run
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130

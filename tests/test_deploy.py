@@ -108,7 +108,7 @@ def test_a_script_never_fails_and_hardly_waits_where_nothing_is_as_expected(scri
     begin = time.monotonic()
     done = slurm(script, commands, GPUWATCH_DIR=str(tmp_path / "missing"), SLURM_JOB_UID="12345")
     assert done.returncode == 0 and done.stderr == ""
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def tools(directory: Path, **scripts: str) -> Path:
@@ -140,7 +140,7 @@ def test_the_prolog_starts_a_daemon_of_its_own_where_there_is_no_service(tmp_pat
     directory = tmp_path / "records"
     environment = {"GPUWATCH_DIR": str(directory), "GPUWATCH_COMMAND": sys.executable, "GPUWATCH_LISTEN": "[::1]:9"}
     slurm(DEPLOY / "slurm" / "prolog.sh", commands, **environment)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "setsid" not in (tmp_path / "said").read_text() and time.monotonic() < deadline:
         time.sleep(0.02)
     said = (tmp_path / "said").read_text()

@@ -87,7 +87,7 @@ def test_nvml_itself_is_asked(tmp_path: Path, nvml_stub: Path, gpus: Path) -> No
     )
     command = [sys.executable, "-c", program, str(nvml_stub)]
     done = subprocess.run(
-        command, env=environment(NVMLSTUB_CONF=str(gpus)), capture_output=True, text=True, check=True, timeout=60
+        command, env=environment(NVMLSTUB_CONF=str(gpus)), capture_output=True, text=True, check=True, timeout=180
     )
     first, *each = done.stdout.splitlines()
     assert first.startswith("ok answers for 2 GPUs") and len(each) == 2 and "NVIDIA H100 80GB HBM3" in each[0]

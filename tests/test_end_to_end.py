@@ -42,7 +42,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, nvml_stub: Path) -> Iterator
         yield running
 
 
-def told(stack: Cluster, rule: str, status: str, since: float, seconds: float = 60) -> tuple[float, dict[str, Any]]:
+def told(stack: Cluster, rule: str, status: str, since: float, seconds: float = 120) -> tuple[float, dict[str, Any]]:
     """Wait for the webhook to be told; how long that took since then, and the alert."""
     eventually(lambda: stack.webhook.told(rule, status, since) is not None, seconds)
     found = stack.webhook.told(rule, status, since)
@@ -66,11 +66,12 @@ def test_every_variable_of_every_dashboard_finds_values(stack: Cluster) -> None:
             found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
             if found:
                 selector = substituted(found[1], board)
-                assert stack.ask(f"label/{found[2]}/values", **{"match[]": selector}), (path.name, variable["name"])
+                what = f"label/{found[2]}/values"
+                eventually(lambda what=what, selector=selector: stack.ask(what, **{"match[]": selector}))  # type: ignore[misc]
 
 
 def test_every_panel_whose_metrics_exist_shows_something(stack: Cluster) -> None:
-    eventually(lambda: (stack.value("count_over_time(gpuwatch_rank_up[1m])") or 0) >= 15, 60)
+    eventually(lambda: (stack.value("count_over_time(gpuwatch_rank_up[1m])") or 0) >= 15)
     for path in sorted((ROOT / "dashboards" / "json").glob("*.json")):
         board = json.loads(path.read_text("utf-8"))
         queries = empty = absent = 0
@@ -108,21 +109,22 @@ def substituted(text: str, board: dict[str, Any]) -> str:
 
 def test_a_daemon_that_is_killed_and_started_again_loses_nothing(stack: Cluster) -> None:
     steps = f'{STEPS.name}{{rank="0"}}'
+    eventually(lambda: stack.value(steps))
     before = stack.value(steps)
     assert before is not None and stack.daemon is not None
     stack.daemon.send_signal(signal.SIGKILL)
-    stack.daemon.wait(10)
-    eventually(lambda: stack.value('up{job="gpuwatch"}') == 0, 20)
+    stack.daemon.wait(60)
+    eventually(lambda: stack.value('up{job="gpuwatch"}') == 0)
     began = time.monotonic()
     stack.start_daemon()
-    eventually(lambda: stack.value('up{job="gpuwatch"}') == 1 and (stack.value(steps) or 0) > before, 20)
+    eventually(lambda: stack.value('up{job="gpuwatch"}') == 1 and (stack.value(steps) or 0) > before)
     print(f"daemon back in Prometheus after {time.monotonic() - began:.1f} s")
     assert stack.value(f"resets({steps}[2m])") == 0
     assert {snapshot.rank for snapshot in read_all(stack.records)[0]} == {0, 1}
 
 
 def test_the_alert_resolves_when_the_rank_is_slow_no_more(stack: Cluster) -> None:
-    eventually(lambda: stack.value('ALERTS{rule="dist-straggler", alertstate="firing"}') == 1, 60)
+    eventually(lambda: stack.value('ALERTS{rule="dist-straggler", alertstate="firing"}') == 1)
     began = time.monotonic()
     stack.slow.unlink()
     seconds, _ = told(stack, "dist-straggler", "resolved", began, 180)
@@ -133,7 +135,7 @@ def test_a_killed_rank_arrives_as_dead_with_its_exact_last_step(stack: Cluster) 
     victim = stack.ranks[1]
     began = time.monotonic()
     victim.send_signal(signal.SIGKILL)
-    victim.wait(10)
+    victim.wait(60)
     seconds, alert = told(stack, "run-dead", "firing", began)
     print(f"run-dead at the webhook after {seconds:.1f} s")
     assert alert["labels"]["rank"] == "1"

@@ -205,17 +205,17 @@ def test_without_the_library_there_is_one_clear_line() -> None:
 def test_a_stuck_driver_holds_up_nobody_and_its_last_sample_goes_stale(
     hardware: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "FRESH_SECONDS", 0.3)
+    monkeypatch.setattr(sampling, "FRESH_SECONDS", 0.5)
     sampler = Sampler(nvml.read, period_seconds=0.02)
     sampler.start()
     eventually(lambda: sampler.latest() is not None)
     assert sampler.unavailable() is None
-    change(hardware, "delay.nvmlDeviceGetPowerUsage=700")
+    change(hardware, "delay.nvmlDeviceGetPowerUsage=2000")
     eventually(lambda: sampler.latest() is None)
     began = time.monotonic()
     assert sampler.unavailable() == STUCK
     assert sampler.last_collected() is not None
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 1
     change(hardware, "delay.nvmlDeviceGetPowerUsage=0")
     eventually(lambda: sampler.latest() is not None)
     sampler.stop()

@@ -88,7 +88,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RecordError, match="not a regular file"):
         read(pipe)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
@@ -256,12 +256,12 @@ def test_no_value_is_torn_in_a_million_reads(tearing: Path) -> None:
         os.close(file)
     assert (reads, torn) == (READS, 0)
     assert len(different) > 50, "the writer went on meanwhile"
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300
 
 
 def test_rows_are_never_torn_while_the_ring_wraps(tearing: Path) -> None:
     heads: set[float] = set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(heads) < 30:
         assert time.monotonic() < deadline, "the writer does not go on"
         ring = read(tearing).ring
@@ -274,7 +274,7 @@ def test_rows_are_never_torn_while_the_ring_wraps(tearing: Path) -> None:
 
 def test_observations_are_never_torn_while_they_are_rewritten(tearing: Path) -> None:
     seen: set[float] = set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(seen) < 200:
         assert time.monotonic() < deadline, "the writer does not go on"
         for letter_count, magnitude, evidence in observations_of(tearing):

@@ -244,7 +244,7 @@ def ask(port: int, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, ConnectionError):
         return None
@@ -259,7 +259,7 @@ def started(directory: Path, program: str, options: str, port: int) -> Iterator[
     with log.open("wb") as output:
         process = subprocess.Popen([program, *words], cwd=directory, stdout=output, stderr=output)
         try:
-            eventually(lambda: ask(port, "/-/ready") is not None or process.poll() is not None, 30)
+            eventually(lambda: ask(port, "/-/ready") is not None or process.poll() is not None)
             assert process.poll() is None, log.read_text()
             yield
         finally:
@@ -284,7 +284,7 @@ def test_a_killed_rank_pages_once_through_the_servers_that_the_stack_starts(tmp_
             started(stack, "prometheus", PROMETHEUS, prometheus),
         ):
             died = {"rule": "run-dead", "run": "job-7", "rank": "3"}
-            eventually(lambda: _alerts(alertmanager, **died), 60)
+            eventually(lambda: _alerts(alertmanager, **died))
             (alert,) = _alerts(alertmanager, **died)
             assert alert["labels"]["severity"] == "critical"
             assert alert["annotations"]["fix"] == next(rule.fix for rule in RULES if rule.id == "run-dead")

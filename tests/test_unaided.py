@@ -151,7 +151,7 @@ def test_the_whole_way_from_the_command_to_the_record(tmp_path: Path) -> None:
     environment |= {"GPUWATCH_DIR": str(tmp_path / "records"), "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "gpuwatch", "run", "train.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=180
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
     (snapshot,) = read_all(tmp_path / "records")[0]
