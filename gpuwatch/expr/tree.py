@@ -101,7 +101,8 @@ class BinOp(Expr):
         right = self.right.promql()
         if self.symbol == "/" and not isinstance(self.right, Const):
             right = f"({right} != 0)"
-        return f"({self.left.promql()} {self.symbol}{matched(self.left, self.right)} {right})"
+        left, right = _once(self.left, self.right, self.left.promql()), _once(self.right, self.left, right)
+        return f"({left} {self.symbol}{matched(self.left, self.right)} {right})"
 
     def metrics(self) -> frozenset[str]:
         return self.left.metrics() | self.right.metrics()
@@ -161,7 +162,8 @@ class Compare(Condition):
         }[self.symbol]
 
     def promql(self, on: Sequence[str]) -> str:
-        return f"{self.left.promql()} {self.symbol}{matched(self.left, self.right)} {self.right.promql()}"
+        left, right = (_once(*sides, sides[0].promql()) for sides in ((self.left, self.right), (self.right, self.left)))
+        return f"{left} {self.symbol}{matched(self.left, self.right)} {right}"
 
     def grouping(self) -> tuple[str, ...] | None:
         return _wider(self.left, self.right)
@@ -222,6 +224,15 @@ def matched(left: Expr | Condition, right: Expr | Condition) -> str:
         return ""
     shared = ", ".join(label for label in one if label in other)
     return f" on ({shared}) group_{'left' if len(one) > len(other) else 'right'} ()"
+
+
+def _once(side: Expr, other: Expr, text: str) -> str:
+    """A side that is paired with several series of the other, with one series for each.
+
+    Where two jobs scrape one daemon, its series are there twice, and Prometheus would not compute the rule for any run.
+    """
+    own, more = side.grouping() or (), other.grouping() or ()
+    return f"max by ({', '.join(own)}) ({text})" if "instance" in own and len(own) < len(more) else text
 
 
 def _wider(left: Expr, right: Expr) -> tuple[str, ...] | None:
