@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time as machine
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpuwatch
 from gpuwatch.reader import Snapshot
 from gpuwatch_hooks import attach as attaching
+from gpuwatch_hooks import clock, contention, loader, optimizers, parts, sampling
+from gpuwatch_hooks.stolen import StolenTime
 from tests.loops import Batch
 
 WAIT, OPEN, FORWARD, LOSS, BACKWARD, STEP, LOG = 1_000, 70_000, 200_000, 3_000, 500_000, 40_000, 9_000
@@ -30,6 +35,19 @@ class Script:
     def spend(self, nanoseconds: int) -> None:
         """Let time pass."""
         self.now += nanoseconds
+
+
+def slept_time(patch: pytest.MonkeyPatch) -> None:
+    """From here on time goes on by what this process sleeps, and by nothing else: others leave it all cores.
+
+    It sleeps no longer, either. Not for loaders with workers: they are other processes.
+    """
+    script = Script(machine.monotonic_ns())
+    for module in (clock, loader, optimizers, parts, sampling):
+        patch.setattr(module, "monotonic_ns", script)
+    patch.setattr(machine, "sleep", lambda seconds: script.spend(round(seconds * 1e9)))
+    patch.setattr(contention, "_run_delay", lambda: (threading.get_ident(), 0))
+    patch.setattr(StolenTime, "note", lambda time, cpu: 0)
 
 
 class Back(torch.autograd.Function):

@@ -150,7 +150,7 @@ def test_a_program_ends_as_without_gpuwatch(name: str, programs: Programs) -> No
     assert (without.status, watched.status) == (status, status), watched.err
     assert watched.out == without.out
     assert watched.traceback == without.traceback
-    assert watched.seconds - without.seconds < 1.5
+    assert watched.seconds < 3 * without.seconds + 1.5
     record = read_all(watched.records)[0][-1]
     assert record.state is state and not record.up
     if "closed" not in name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -13,10 +12,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 import gpuwatch
 from gpuwatch.advisor import Finding
-from gpuwatch_hooks import clock, contention, loader, optimizers
-from gpuwatch_hooks.stolen import StolenTime
 from tests.loops import Batch, found, loader_of, only, perceptron, train
-from tests.scripted import Script
+from tests.scripted import slept_time
 
 pytestmark = pytest.mark.usefixtures("records")
 
@@ -25,33 +22,24 @@ USUAL, SLOW = 0.004, 0.1
 """Seconds that a step sleeps."""
 
 
-Sleep = Callable[[float], object]
-
-
 @pytest.fixture
-def sleep(monkeypatch: pytest.MonkeyPatch) -> Sleep:
-    """Lets time pass that passes no other way: where tests share the machine, the rule would rightly be silent."""
-    script = Script(time.monotonic_ns())
-    for module in (clock, loader, optimizers):
-        monkeypatch.setattr(module, "monotonic_ns", script)
-    monkeypatch.setattr(contention, "_run_delay", lambda: (threading.get_ident(), 0))
-    monkeypatch.setattr(StolenTime, "note", lambda time, cpu: 0)
-    return lambda seconds: script.spend(round(seconds * 1e9))
+def slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where tests share the machine with others, the rule would rightly be silent."""
+    slept_time(monkeypatch)
 
 
 class Sleeping(nn.Module):
     """Sleeps in its forward as long as it is told to."""
 
-    def __init__(self, seconds_of: Callable[[int], float], sleep: Sleep = time.sleep) -> None:
+    def __init__(self, seconds_of: Callable[[int], float]) -> None:
         super().__init__()
         self.layers = perceptron()
         self.seconds_of = seconds_of
-        self.sleep = sleep
         self.calls = 0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """The layers' output, late."""
-        self.sleep(self.seconds_of(self.calls))
+        time.sleep(self.seconds_of(self.calls))
         self.calls += 1
         output: torch.Tensor = self.layers(inputs)
         return output
@@ -61,21 +49,24 @@ def every_tenth(first: int = 0) -> Callable[[int], float]:
     return lambda step: SLOW if step >= first and step % 10 == 7 else USUAL
 
 
-def test_every_tenth_forward_being_slow_is_found_and_named(sleep: Sleep) -> None:
-    finding = only(train(120, model=Sleeping(every_tenth(), sleep)), RULE)
+@pytest.mark.usefixtures("slept")
+def test_every_tenth_forward_being_slow_is_found_and_named() -> None:
+    finding = only(train(120, model=Sleeping(every_tenth())), RULE)
     assert finding.where == "phase: forward"
 
 
-def test_every_tenth_step_being_slow_outside_torch_is_found_and_named(sleep: Sleep) -> None:
+@pytest.mark.usefixtures("slept")
+def test_every_tenth_step_being_slow_outside_torch_is_found_and_named() -> None:
     seconds_of = every_tenth()
-    model = Sleeping(lambda step: 0.001, sleep)
-    finding = only(train(120, model=model, before=lambda step: sleep(seconds_of(step))), RULE)
+    model = Sleeping(lambda step: 0.001)
+    finding = only(train(120, model=model, before=lambda step: time.sleep(seconds_of(step))), RULE)
     assert finding.where == "phase: other"
 
 
+@pytest.mark.usefixtures("slept")
 @pytest.mark.parametrize("period", [8, 10, 12])
-def test_slow_steps_that_begin_when_only_some_are_looked_at_are_found(period: int, sleep: Sleep) -> None:
-    model = Sleeping(lambda step: SLOW if step >= 100 and step % period == 7 else 0.001, sleep)
+def test_slow_steps_that_begin_when_only_some_are_looked_at_are_found(period: int) -> None:
+    model = Sleeping(lambda step: SLOW if step >= 100 and step % period == 7 else 0.001)
     finding = only(train(340, model=model), RULE)
     assert finding.where in ("phase: forward", "phase: compute")
 
