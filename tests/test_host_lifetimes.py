@@ -263,6 +263,6 @@ def test_what_is_no_loader_or_optimizer_is_a_warning_and_the_model_is_watched(
         assert watch.run == "b'x'"
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(",")[0] for message in messages] == [
-        "attach got a int as loader",
-        "attach got a str as optimizer",
+        "gpuwatch.attach got a int as loader",
+        "gpuwatch.attach got a str as optimizer",
     ]

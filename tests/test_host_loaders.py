@@ -258,6 +258,7 @@ def test_the_users_exception_comes_out_of_the_loader_as_it_was(workers: int, rec
             seen.append(batch)
     assert len(seen) == 2
     assert caught.traceback[-1].name == ("__getitem__" if workers == 0 else "reraise")
+    assert not any("gpuwatch_hooks" in str(entry.path) for entry in caught.traceback)
     assert caught.value.__context__ is None and caught.value.__cause__ is None
 
 

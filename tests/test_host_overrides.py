@@ -50,7 +50,8 @@ def calls(attach: Attach) -> list[str]:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
-    loader = DataLoader([torch.ones(4)] * 160, 2, collate_fn=together)  # type: ignore[arg-type]
+    rows: Any = [torch.ones(4)] * 160
+    loader: DataLoader[torch.Tensor] = DataLoader(rows, 2, collate_fn=together)
     watch = attach(model, loader)
     with Logging():
         for batch in loader:

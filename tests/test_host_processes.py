@@ -226,7 +226,7 @@ def test_a_directory_that_cannot_be_made_is_one_line_and_training_goes_on(progra
     ended = programs.run(program("train(80, loader)\nprint('trained')"), GPUWATCH_DIR="/proc/nowhere")
     assert (ended.status, ended.out) == (0, "trained\n")
     (line,) = ended.err.splitlines()
-    assert line.startswith("no flight record in /proc/nowhere") and "Set GPUWATCH_DIR" in line
+    assert line.startswith("gpuwatch has no flight record in /proc/nowhere") and "Set GPUWATCH_DIR" in line
 
 
 def test_a_disk_that_is_full_is_one_line_and_training_goes_on(programs: Programs) -> None:
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_is_one_line_and_training_goes_on(programs: Programs
     ended = programs.run(limit + program("train(80, loader)\nprint('trained')"))
     assert (ended.status, ended.out) == (0, "trained\n")
     (line,) = ended.err.splitlines()
-    assert line.startswith("no flight record in") and "File too large" in line
+    assert line.startswith("gpuwatch has no flight record in") and "File too large" in line
     assert not any(ended.records.iterdir()), "nothing half made is left"
 
 

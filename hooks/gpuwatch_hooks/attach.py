@@ -113,7 +113,8 @@ def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: 
         return
     if not isinstance(watched, torch.nn.Module):
         log.warning(
-            "attach got a %s as model, a torch.nn.Module was expected; nothing is watched", type(watched).__name__
+            "gpuwatch.attach got a %s as model, a torch.nn.Module was expected; nothing is watched",
+            type(watched).__name__,
         )
         return
     with _making:
@@ -135,12 +136,16 @@ def _attach(watch: Watch, watched: torch.nn.Module, loaders: object, optimizer: 
         if restore is not None:
             watch._undo.append(restore)
         elif not isinstance(one, Iterable):
-            log.warning("attach got a %s as loader, something to iterate over was expected", type(one).__name__)
+            log.warning(
+                "gpuwatch.attach got a %s as loader, something to iterate over was expected", type(one).__name__
+            )
         elif not isinstance(one, torch.utils.data.DataLoader):
             log.info("a %s cannot be timed from outside; its waits stay unknown", type(one).__name__)
     for known in _several(optimizer, torch.optim.Optimizer):
         if not isinstance(known, torch.optim.Optimizer):
-            log.warning("attach got a %s as optimizer, a torch.optim.Optimizer was expected", type(known).__name__)
+            log.warning(
+                "gpuwatch.attach got a %s as optimizer, a torch.optim.Optimizer was expected", type(known).__name__
+            )
         elif run.optimizers is not None:
             run.optimizers.add(known)
 
@@ -169,8 +174,8 @@ def _current_run(name: str | None, watched: torch.nn.Module) -> _Run | None:
             session = Session(directory, identity(None if name is None else str(name), device_of(watched)))
         except expected(OSError) as error:
             log.warning(
-                "no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory that can "
-                "be written",
+                "gpuwatch has no flight record in %s (%s); training goes on unwatched. Set GPUWATCH_DIR to a directory "
+                "that can be written",
                 directory,
                 error.strerror or error,
             )

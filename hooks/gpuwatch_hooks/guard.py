@@ -144,7 +144,8 @@ def _stopped(point: Point, fault: Exception) -> object:
             other.run = _off
     try:
         if count == 1:
-            log.warning("probe %s failed; training goes on without what it sees", point.probe, exc_info=fault)
+            words = "gpuwatch's probe %s failed; training goes on without what it sees"
+            log.warning(words, point.probe, exc_info=fault)
         for listener in listeners:
             listener(point.probe, count)
     except Exception:  # noqa: BLE001 - a user's log handler may raise too

@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpuwatch.layout import Phase, Place, Word
+from gpuwatch_hooks.backward import leave_no_frame
 from gpuwatch_hooks.disguise import TimedIterator, can_subclass, original_class, same_but, set_class
 from gpuwatch_hooks.guard import guarded
 from gpuwatch_hooks.model import elements_of
@@ -211,6 +212,8 @@ def timed_next(session: Session, watch: LoaderWatch, fetch: Callable[[Any], obje
                 noted_end(session, watch, batch, delivered)
             else:
                 fetch_end(session, watch, batch, delivered)
+            if not delivered:
+                leave_no_frame()
 
     return __next__
 
