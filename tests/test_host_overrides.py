@@ -26,7 +26,7 @@ class Logged(torch.Tensor):
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
         LOG.append(str(function))
-        return super().__torch_function__(function, types, arguments, options or {})
+        return super().__torch_function__(function, types, arguments, options or {})  # type: ignore[no-untyped-call]
 
 
 class Logging(TorchFunctionMode):
