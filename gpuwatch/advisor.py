@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gpuwatch.expr import History, Peered
-from gpuwatch.hindered import without_waits
+from gpuwatch.hindered import follows, without_waits
 from gpuwatch.history import history_of, observation_key, settled, slow_phase
 from gpuwatch.reader import Observation, Snapshot
 from gpuwatch.rulebook import RULES, Rule
@@ -72,7 +72,8 @@ def advise_run(snapshots: Sequence[Snapshot], rules: Iterable[Rule] = RULES) -> 
     found: list[tuple[Finding, Snapshot | None]] = []
     explained: dict[int, set[str]] = {}
     for snapshot, history in zip(snapshots, histories, strict=True):
-        fired = firing(history, [rule for rule in rules if rule.scope == "rank"])
+        slow = slow_phase(settled(snapshot.ring))
+        fired = firing(history, [rule for rule in rules if rule.scope == "rank"], slow)
         ids = {rule.id for rule, _ in fired}
         explained[id(snapshot)] = {consequence for rule, _ in fired for consequence in rule.suppresses}
         found += [
@@ -122,10 +123,13 @@ def advise_gpu(history: History, where: str, rules: Iterable[Rule] = RULES) -> l
     return [_finding(rule, severity, history, Observation(rule.id, where, "", 0.0, 0)) for rule, severity in fired]
 
 
-def firing(history: History, rules: Iterable[Rule] = RULES) -> list[tuple[Rule, str]]:
-    """The rules that hold, with their severity; mere consequences of another that holds are left out."""
+def firing(history: History, rules: Iterable[Rule] = RULES, slow: str | None = None) -> list[tuple[Rule, str]]:
+    """The rules that hold, with their severity; mere consequences of another that holds are left out.
+
+    ``slow`` is the phase that grows in slow steps, where that is known.
+    """
     holding = {rule.id: (rule, severity) for rule in rules if (severity := severity_of(rule, history))}
-    explained = {consequence for rule, _ in holding.values() for consequence in rule.suppresses}
+    explained = {of for rule, _ in holding.values() for of in rule.suppresses if follows(of, rule.id, slow)}
     return [pair for id, pair in holding.items() if id not in explained]
 
 

@@ -1,7 +1,8 @@
-"""Slow steps of ranks that reduce gradients in step: all have them, and one of them is why.
+"""Slow steps and what they follow from: another rank's, or something else that is told of.
 
-The others wait for it in their backward. Where a rank's slow steps grow in another phase, those that grow in backward
-are such waits, and not worth a finding of their own.
+Of ranks that reduce gradients in step all have slow steps, and one of them is why. The others wait for it in their
+backward. Where a rank's slow steps grow in another phase, those that grow in backward are such waits, and not worth a
+finding of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Protocol, TypeVar
 
 RULE = "comp-step-jitter"
 WAITING = "phase: backward"
+APART = ("forward", "optimizer", "other")
+"""Phases in which nobody waits for a batch, nor for a rank that does."""
 
 
 class Seen(Protocol):
@@ -27,6 +30,11 @@ class Seen(Protocol):
 
 Finding = TypeVar("Finding", bound=Seen)
 Whose = TypeVar("Whose")
+
+
+def follows(consequence: str, rule: str, slow: str | None) -> bool:
+    """Whether what a rule explains follows from it: slow steps that grow in such a phase not from a slow loader."""
+    return not (consequence == RULE and rule.startswith("data-") and slow in APART)
 
 
 def without_waits(found: Sequence[tuple[Finding, Whose]]) -> list[tuple[Finding, Whose]]:

@@ -128,7 +128,7 @@ def slow_steps(rows: Sequence[Row]) -> list[Row]:
 
 def slow_phase(rows: Sequence[Row]) -> str | None:
     """The phase that grows most in the slow steps, or None when there are none."""
-    slow = slow_steps(rows)
+    slow = slow_steps(rows) if len(rows) >= FEWEST_STEPS else []
     if not slow:
         return None
     # Among the outliers are the machine's own hiccups: those far shorter than the usual outlier say nothing.

@@ -63,6 +63,18 @@ def test_the_consequence_of_another_finding_is_left_out(tmp_path: Path) -> None:
     assert [finding.rule for finding in advise(read(stalled.path))] == ["data-workers-zero"]
 
 
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "other"])
+def test_slow_steps_follow_from_a_slow_loader_only_where_it_may_be_waited_for(phase: str, tmp_path: Path) -> None:
+    writer = write_run(tmp_path, state=None)
+    for number in range(201, 401):
+        slow = {**USUAL_STEP, phase: 0.5} if number % 8 == 0 else USUAL_STEP
+        writer.step_row(*row(number, number * 0.1, slow))
+    writer.close(State.CLEAN)
+    told = {finding.rule: finding.where for finding in advise(read(writer.path))}
+    apart = {} if phase in ("data", "backward") else {"comp-step-jitter": f"phase: {phase}"}
+    assert told == {"data-workers-zero": "", **apart}
+
+
 def test_a_killed_run_is_reported_as_that_alone(tmp_path: Path) -> None:
     writer = write_run(tmp_path, state=None)
     snapshot = writer.snapshot()
