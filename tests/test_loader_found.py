@@ -30,6 +30,7 @@ from gpuwatch.catalog import (
 from gpuwatch.expr import series_key
 from gpuwatch.reader import Snapshot
 from tests.loops import perceptron
+from tests.scripted import slept_time
 
 pytestmark = pytest.mark.usefixtures("records")
 
@@ -83,10 +84,17 @@ class Run:
         return snapshot
 
 
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others take of the machine is no wait for a loader."""
+    slept_time(monkeypatch)
+
+
 def data_seconds(snapshot: Snapshot) -> float:
     return snapshot.values.get(series_key(PHASE_SECONDS.name, {"phase": "data"}), 0.0)
 
 
+@pytest.mark.usefixtures("slept")
 def test_a_loader_that_was_not_given_is_timed() -> None:
     loader, run = DataLoader(Items(240, SLOW), 4), Run()
     for inputs in loader:
@@ -98,6 +106,7 @@ def test_a_loader_that_was_not_given_is_timed() -> None:
     assert type(loader) is DataLoader
 
 
+@pytest.mark.usefixtures("slept")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_validation_loader_that_is_found_is_not_blamed(first: bool) -> None:
     training, validation = DataLoader(Items(400), 4), DataLoader(Items(24, 0.03), 4)
@@ -115,6 +124,7 @@ def test_a_validation_loader_that_is_found_is_not_blamed(first: bool) -> None:
     assert snapshot.values[EPOCH_STARTS.name] == 2 and snapshot.values[EPOCH_RESTARTS.name] == 1
 
 
+@pytest.mark.usefixtures("slept")
 def test_batches_for_a_check_now_and_then_are_no_training() -> None:
     training, run = DataLoader(Items(1200), 4), Run()
     checks = iter(DataLoader(Items(400, 0.02), 4))
@@ -127,6 +137,7 @@ def test_batches_for_a_check_now_and_then_are_no_training() -> None:
     assert snapshot.values[LOADER_DATASET_ITEMS.name] == 1200
 
 
+@pytest.mark.usefixtures("slept")
 @pytest.mark.parametrize("given", [True, False])
 def test_two_loaders_that_a_step_takes_a_batch_of_each_both_count(given: bool) -> None:
     slow, fast = DataLoader(Items(200, SLOW), 2), DataLoader(Items(600), 2)
@@ -189,6 +200,7 @@ def cycle(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield from loader
 
 
+@pytest.mark.usefixtures("slept")
 @pytest.mark.parametrize("repeat", [itertools.cycle, cycle, iter])
 def test_what_goes_round_a_loader_is_seen_through(repeat: Callable[[Any], Iterator[torch.Tensor]]) -> None:
     batches = repeat(DataLoader(Items(320, SLOW), 4))
@@ -289,6 +301,7 @@ def test_the_loader_of_torchdata_is_seen(workers: int, given: bool) -> None:
     assert snapshot.values[EPOCH_STARTS.name] == 2 and snapshot.values[LOADER_WORKERS.name] == workers
 
 
+@pytest.mark.usefixtures("slept")
 @pytest.mark.parametrize("given", [True, False])
 def test_a_loop_that_asks_a_batch_ahead_trains_on_all_of_them(given: bool) -> None:
     loader = DataLoader(Items(200, SLOW), 4)

@@ -41,6 +41,7 @@ from gpuwatch_hooks.worker_area import WorkerArea, cpu_time
 from gpuwatch_hooks.worker_side import _Reader, read
 from tests.loops import perceptron
 from tests.programs import Programs
+from tests.serving import eventually
 
 pytestmark = [
     pytest.mark.usefixtures("records"),
@@ -367,4 +368,4 @@ def test_the_memory_of_workers_is_given_back(tmp_path: Path) -> None:
         before = mapped()
         for _ in range(4):
             list(loader)
-        assert mapped() <= before + 1
+        eventually(lambda: mapped() <= before + 1)  # the threads of torch's queues end when they come to it
