@@ -32,6 +32,7 @@ from gpuwatch.catalog import (
     LOADER_RECEIVE_CPU_SECONDS,
     LOADER_SHARE,
     LOADER_WORKERS,
+    PHASE_SECONDS,
     PHASES,
     TRAINING_CORES,
     WORKER_BLOCKED,
@@ -81,6 +82,9 @@ ALL_READY = 0.9
 
 MOSTLY_OWN = 0.5
 """Share of the wait that is the training thread's own work, from which that is what it waits for."""
+
+MOSTLY_CROWD = 0.5
+"""The training thread's wait for a core, beside its wait for data, from which one may be the other."""
 
 STARVED = 0.3
 """Share of their time that workers wait for a core, from which they have too few."""
@@ -133,7 +137,8 @@ def crowded_out(values: Mapping[str, float], wait: float, own: float, expected: 
     """
     if own >= MOSTLY_OWN:
         return False
-    late = wait >= SHORT_WAIT
+    waiting = values.get(series_key(PHASE_SECONDS.name, {"phase": "data"}), 0.0)
+    late = wait >= SHORT_WAIT and values.get(CPU_WAIT_SECONDS.name, 0.0) >= MOSTLY_CROWD * waiting > 0
     if late and values.get(LOADER_READY.name, 0.0) >= ALL_READY:
         return True
     starved = values.get(WORKER_CPU_WAIT.name, 0.0) >= STARVED or (late and not values.get(LOADER_WORKERS.name))

@@ -33,6 +33,7 @@ from gpuwatch.catalog import (
     LOADER_SHARE,
     LOADER_WORKERS,
     LOCAL_RANKS,
+    PHASE_SECONDS,
     SHARED_MEMORY_TOTAL,
     SHARED_MEMORY_USED,
     TRAINING_CORES,
@@ -200,17 +201,19 @@ SAMPLER = series_key(LOADER_PART_SECONDS.name, {"part": "sampler"})
 SOON = dict.fromkeys(MADE, 0.004)
 """Batches that are made in 4 ms."""
 
-LATE = {**ALONE, **dict.fromkeys(MADE, 0.010), CPU_WAIT_SECONDS.name: 50.0}
+CROWD = {CPU_WAIT_SECONDS.name: 30.0, series_key(PHASE_SECONDS.name, {"phase": "data"}): 50.0}
+LATE = {**ALONE, **dict.fromkeys(MADE, 0.010), **CROWD, CPU_WAIT_SECONDS.name: 50.0}
 """Batches that the training thread makes in 10 ms, 6 of them without a core."""
 
 
 @pytest.mark.parametrize(
     ("values", "wait", "crowded"),
     [
-        ({**HELPED, LOADER_READY.name: 1.0}, 0.010, True),
-        ({**HELPED, LOADER_READY.name: 0.8}, 0.010, False),
-        ({**HELPED, LOADER_READY.name: 1.0}, 0.004, False),
-        ({**HELPED, LOADER_READY.name: 1.0, LOADER_RECEIVE_CPU_SECONDS.name: 0.006}, 0.010, False),
+        ({**HELPED, **CROWD, LOADER_READY.name: 1.0}, 0.010, True),
+        ({**HELPED, **CROWD, LOADER_READY.name: 0.8}, 0.010, False),
+        ({**HELPED, **CROWD, LOADER_READY.name: 1.0}, 0.004, False),
+        ({**HELPED, **CROWD, LOADER_READY.name: 1.0, CPU_WAIT_SECONDS.name: 20.0}, 0.010, False),
+        ({**HELPED, **CROWD, LOADER_READY.name: 1.0, LOADER_RECEIVE_CPU_SECONDS.name: 0.006}, 0.010, False),
         ({**HELPED, **SOON, LOADER_BATCH_CPU_SECONDS.name: 0.0004, WORKER_CPU_WAIT.name: 0.4}, 0.010, True),
         ({**HELPED, **SOON, LOADER_BATCH_CPU_SECONDS.name: 0.0004, WORKER_CPU_WAIT.name: 0.1}, 0.010, False),
         ({**HELPED, WORKER_CPU_WAIT.name: 0.4}, 0.010, False),
@@ -219,7 +222,8 @@ LATE = {**ALONE, **dict.fromkeys(MADE, 0.010), CPU_WAIT_SECONDS.name: 50.0}
         ({**LATE, SAMPLER: 0.004}, 0.010, False),
     ],
     ids=[
-        "ready, and long in coming", "often ready", "ready, and soon there", "ready, and long to unpickle",
+        "ready, and long in coming", "often ready", "ready, and soon there", "ready, long in coming, with a core",
+        "ready, and long to unpickle",
         "made soon, without cores", "made soon, with cores", "made slowly, without cores",
         "made by the training thread", "made by it, without a core", "made by it, without a core, and a sampler",
     ],
