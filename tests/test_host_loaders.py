@@ -22,6 +22,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import gpuwatch
 
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure torch waits five seconds for each worker, with gpuwatch and without."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+
+
 DATA = TensorDataset(torch.arange(12.0).view(6, 2))
 REGISTRY: list[str] = []
 
