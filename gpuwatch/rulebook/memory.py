@@ -128,11 +128,11 @@ RULES = (
         value=Quantity("growth", observed("leak-host"), "bytes"),
         because=(
             "Bytes handed out by the C allocator grew in every quarter of the window, at the same point of the step "
-            "and on batches of one size, and no tensor was found that accounts for it: texts, numbers or bytes pile up "
-            "(then the evidence names what holds them, and its growth is an estimate from a sample), an iterator "
-            "remembers (`itertools.cycle`), a library's cache, a cycle through native code. Or loader workers copy the "
-            "data set by reading it: a Python object carries its reference count, and reading it writes the page it "
-            "lies on."
+            "and on batches of one size, and no one holder of tensors accounts for it: texts, numbers, bytes or "
+            "several small tensors pile up (then the evidence names what holds them, and its growth is an estimate "
+            "from a sample), an iterator remembers (`itertools.cycle`), a library's cache, a cycle through native "
+            "code. Or loader workers copy the data set by reading it: a Python object carries its reference count, "
+            "and reading it writes the page it lies on."
         ),
         evidence="memory in use grows by {growth} a step",
         fix="Empty what the evidence names, or write it to a file. Else look for what remembers every batch: "
