@@ -102,12 +102,15 @@ def test_sharded_ranks_are_compared_in_what_is_no_wait(programs: Programs) -> No
 
 def test_a_rank_that_never_enters_is_named_by_those_that_wait(programs: Programs) -> None:
     look = """
-    time.sleep(3)
     import dataclasses, pathlib
     from gpuwatch.advisor import advise_run
     from gpuwatch.reader import read_all
-    found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
-    assert all(each.up and each.progress_age > 1 for each in found), found
+    def silent():
+        found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
+        return found if len(found) == 2 and all(each.progress_age > 3 and each.step >= 30 for each in found) else None
+    while not (found := silent()):
+        time.sleep(0.2)
+    assert all(each.up for each in found), found
     later = [dataclasses.replace(each, progress_age=400.0) for each in found]
     said = [(each.where, each.evidence) for each, _ in advise_run(later) if each.rule == "run-hang"]
     print(json.dumps([said, [each.phase.name for each in sorted(found, key=lambda each: each.rank)]]))
