@@ -44,10 +44,8 @@ EQUIVALENT = {
     # a whole number of ranks
     ("dist-comm-exposed", "limit 2 smaller, place 3 (critical)"),
     ("dist-comm-exposed", "limit 2 smaller, place 3 (warning)"),
-    # both of these read the same series of the same rank: either join is enough
+    # another join on the rank reads the same series
     ("dist-straggler", "on without rank, place 2 (critical)"),
-    ("dist-straggler", "on without rank, place 3 (critical)"),
-    ("dist-straggler", "on without rank, place 3 (warning)"),
     # a daemon that is scraped twice says the same twice
     ("dist-straggler", "across max another (critical)"),
     ("dist-straggler", "across max another (warning)"),

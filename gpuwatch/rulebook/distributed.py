@@ -33,7 +33,8 @@ _SLOWER_SHARE = _SLOWER / _MEDIAN_STEP
 _SLOWER_IN_ALL = Recorded("rank:gpuwatch_own_step_seconds:excess", _excess(OWN_STEP_SECONDS))
 
 _SLOWER_IN_ALL_SHARE = _SLOWER_IN_ALL / _MEDIAN_STEP
-_FELT = _SLOWER_IN_ALL >= 0.005
+# Who waits for a rank takes as long for a step as it does; what trains apart in one launch does not.
+_FELT = (_SLOWER_IN_ALL >= 0.005) & (Across("min", _MEDIAN_STEP) >= _MEDIAN_STEP * 0.8)
 
 # A backward waits for slower ranks in its communication: the rank that waits least shows what the network costs.
 _EXPOSED = (DDP_SECONDS.where(part="communication") - DDP_SECONDS.where(part="overlap")) * GRADIENT_SYNCS
@@ -107,7 +108,9 @@ RULES = (
         because=(
             "Ranks that reduce gradients in step take equally long for a step: the fast ones wait for the slow one, in "
             "their backward. So this compares what each rank spends on work of its own, the wait for others left out. "
-            "This rank needs longer in one phase than its peers do on average, and in all phases together too."
+            "This rank needs longer in one phase than its peers do on average, and in all phases together too. Where "
+            "a rank of the run makes its steps in less than four fifths of this one's time, it waits for nobody, and "
+            "nothing is said."
         ),
         evidence="its own work in this phase takes {own}, {excess} longer than its peers' on average: {share} of a "
         "step of {step}",
@@ -155,6 +158,12 @@ RULES = (
                 severity="critical",
             ),
             Example(
+                "a peer whose steps are a little shorter",
+                of_ranks(_rank(0.17, forward=0.05), _rank(forward=0.15)),
+                True,
+                severity="critical",
+            ),
+            Example(
                 "one rank far behind, and another behind the rest",
                 of_ranks(_rank(forward=0.1), _rank(forward=0.075), _rank(forward=0.03), _rank(forward=0.03)),
                 True,
@@ -169,6 +178,9 @@ RULES = (
                 False,
             ),
             Example("a rank alone", of_ranks(_rank(data=0.12, forward=0.05)), False),
+            Example(
+                "two that do not wait for each other", of_ranks(_rank(0.1, forward=0.05), _rank(forward=0.15)), False
+            ),
             Example(
                 "all equally slow", of_ranks(_rank(data=0.12, forward=0.05), _rank(data=0.12, forward=0.05)), False
             ),
