@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuwatch import service
 from gpuwatch.commands import UsageError, add_commands, add_directory
@@ -36,6 +36,12 @@ INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        known, others = super().parse_known_args(args, namespace)
+        if others:  # argparse would leave it to the parser of all commands, whose help does not list their options
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return known, others
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Every command with its options."""
-    top = _Parser(prog="gpuwatch", description=__doc__.partition(".")[0] + ": what a training run spends, and why.")
+    top = _Parser(prog="gpuwatch", description="What a training run spends, and why.")
     top.add_argument("--version", action="version", version=f"gpuwatch {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
 

@@ -260,12 +260,17 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0 and capsys.readouterr().out == f"gpuwatch {__version__}\n"
 
 
+def test_a_python_that_drops_texts_of_functions_runs_it_too() -> None:
+    done = subprocess.run([sys.executable, "-OO", "-m", "gpuwatch", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "What a training run spends, and why." in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "required: COMMAND"),
         (["nonesuch"], "invalid choice: 'nonesuch'"),
-        (["report", "--nonesuch"], "unrecognized arguments: --nonesuch"),
+        (["report", "--nonesuch"], "unrecognized arguments: --nonesuch (see gpuwatch report --help)"),
         (["explain"], "RULE --list is required"),
         (["serve", "--exit-when-idle", "soon"], "'soon' is not a number of seconds"),
         (["serve", "--listen", "nowhere"], "expected HOST:PORT"),

@@ -112,7 +112,7 @@ def test_what_users_build_on_is_frozen() -> None:
     """Ids, alerts, severities and metrics are in dashboards and routes of users: a change needs a CHANGELOG line."""
     assert FROZEN.read_text(encoding="utf-8") == frozen(), (
         "ids, severities or metrics changed: say so in CHANGELOG.md, then run "
-        "`python -c 'import tests.test_rulebook as t; t.FROZEN.write_text(t.frozen())'` in the repository"
+        "`.venv/bin/python -c 'import tests.test_rulebook as t; t.FROZEN.write_text(t.frozen())'` in the repository"
     )
 
 
