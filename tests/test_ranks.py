@@ -108,7 +108,9 @@ def test_a_rank_that_never_enters_is_named_by_those_that_wait(programs: Programs
     def silent():
         found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
         return found if len(found) == 2 and all(each.progress_age > 3 and each.step >= 30 for each in found) else None
+    end = time.monotonic() + 300
     while not (found := silent()):
+        assert time.monotonic() < end
         time.sleep(0.2)
     assert all(each.up for each in found), found
     later = [dataclasses.replace(each, progress_age=400.0) for each in found]
@@ -144,7 +146,9 @@ def test_long_after_the_first_steps_the_rank_that_never_entered_is_named(
     def silent():
         found, _ = read_all(pathlib.Path(os.environ["GPUWATCH_DIR"]))
         return found if len(found) == 2 and all(each.progress_age > 3 and each.step >= 89 for each in found) else None
+    end = time.monotonic() + 300
     while not (found := silent()):
+        assert time.monotonic() < end
         time.sleep(0.2)
     later = [dataclasses.replace(each, progress_age=400.0) for each in found]
     hung = [each for each in findings_of(later) if each["rule"] == "run-hang"]
