@@ -1,14 +1,16 @@
-"""What a handler of a signal raises while a hook of ours runs is the user's, and arrives."""
+"""What a handler of a signal, or another thread, raises while a hook of ours runs is the user's, and arrives."""
 
 from __future__ import annotations
 
 import _thread
 import ast
+import ctypes
 import functools
 import gc
 import operator
 import signal
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +102,21 @@ def test_the_exception_of_a_handler_passes_the_guard(hook: Callable[[], None], h
     for _ in range(4):  # and switches nothing off
         with pytest.raises(Late):
             hook()
+    assert "interrupted" not in faults()
+
+
+class OwnLate(Exception):
+    """What a time limit of another thread raises."""
+
+
+def test_what_another_thread_makes_appear_in_a_hook_passes_the_guard() -> None:
+    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    throw.argtypes = (ctypes.c_ulong, ctypes.py_object)
+    ours: dict[str, Any] = {"__name__": "gpuwatch_hooks.made", "times": range(9)}
+    ours["throw"] = functools.partial(throw, threading.get_ident(), OwnLate)
+    exec("def hook():\n    throw()\n    for _ in times: pass", ours)
+    with pytest.raises(OwnLate):
+        guarded("interrupted")(ours["hook"])()
     assert "interrupted" not in faults()
 
 

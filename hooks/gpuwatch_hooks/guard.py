@@ -1,9 +1,9 @@
 """The one place where an exception of ours is stopped.
 
 Everything that torch or the user's program calls into goes through :func:`guarded`. It lets KeyboardInterrupt and
-SystemExit pass, and what a handler of a signal raises while we happen to run. It logs a probe's first fault with its
-traceback, counts all of them, and switches the probe off after three, so that a broken probe costs a call and nothing
-else.
+SystemExit pass, and what a handler of a signal or another thread raises while we happen to run. It logs a probe's first
+fault with its traceback, counts all of them, and switches the probe off after three, so that a broken probe costs a
+call and nothing else.
 
 Meanwhile ``__torch_function__`` is off: what we ask a tensor calls no method of its class, and no mode counts it.
 """
@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from torch._C import DisableTorchFunction as _Plain
 
-from gpuwatch.interruption import of_a_signal
+from gpuwatch.interruption import from_outside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,7 +136,7 @@ def _off(*_: object) -> None:
 
 
 def _stopped(point: Point, fault: Exception) -> object:
-    if of_a_signal(fault):
+    if from_outside(fault):
         raise fault
     count = _faults[point.probe] = _faults.get(point.probe, 0) + 1
     if count >= LIMIT:
