@@ -191,7 +191,8 @@ def endless(loader: DataLoader[Batch]) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("cycled", [True, False])
-def test_a_loop_over_a_cycle_that_no_name_leads_to(cycled: bool) -> None:
+def test_a_loop_over_a_cycle_that_no_name_leads_to(cycled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_use, "AT_FIRST", 1 << 40)  # a busy machine's readings cost more
     model, loader = perceptron(2048), loader_of(140, 8, 2048)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     watch = gpuwatch.attach(model, loader)
@@ -291,6 +292,37 @@ def test_what_is_no_container_of_tensors(twin: Twin, rule: str, name: str, monke
     (finding,) = leaks(twin(True), 140)
     assert finding.rule == rule and name in finding.where + finding.evidence
     assert not leaks(twin(False), 140)
+
+
+class Encoder(nn.Module):
+    """Keeps its outputs in a default argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 2)
+
+    def forward(self, inputs: torch.Tensor, *, remembered: dict[int, torch.Tensor] = {}) -> torch.Tensor:  # noqa: B006
+        """The layer's output."""
+        remembered[len(remembered)] = wide()
+        output: torch.Tensor = self.layer(inputs)
+        return output
+
+
+def test_a_default_argument_of_a_method() -> None:
+    (finding,) = leaks(lambda step, output, loss: None, 100, model=Encoder())
+    assert "remembered" in finding.where
+    (Encoder.forward.__kwdefaults__ or {})["remembered"].clear()
+
+
+def test_sparse_gradients_weigh_what_they_hold() -> None:
+    kept: list[torch.Tensor] = []
+    place = torch.arange(4_096).unsqueeze(0)
+
+    def after(step: int, output: torch.Tensor, loss: torch.Tensor) -> None:
+        kept.append(torch.sparse_coo_tensor(place.clone(), torch.zeros(4_096, 4), (4_096, 4), check_invariants=False))
+
+    (finding,) = leaks(after, 100)
+    assert "kept" in finding.where and "96 KiB a step" in finding.evidence
 
 
 def test_the_value_of_a_context_variable() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuwatch_hooks.bounds import TRIMMED, shrinks, trims_itself
+from gpuwatch_hooks.bounds import TRIMMED, has_limit, limits_itself, shrinks, trims_itself
 from gpuwatch_hooks.joins import CUT, JOINED, NEITHER, joins, writes
 from gpuwatch_hooks.sites import grown_at
-from gpuwatch_hooks.suspects import Point, grows, keyed_by_places
+from gpuwatch_hooks.suspects import Known, Point, Verdict, grows, judge, keyed_by_places
+from gpuwatch_hooks.walk import Holding
 
 
 def code_of(text: str) -> list[CodeType]:
@@ -42,6 +43,21 @@ def code_of(text: str) -> list[CodeType]:
 )
 def test_a_container_that_is_trimmed_under_another_name_is_bounded(text: str, bounded: bool) -> None:
     assert shrinks("items", code_of(text), None, True) == (TRIMMED if bounded else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "limited"),
+    [
+        ("items.append(x)\nif len(items) > 90_000: items.pop(0)", True),
+        ("def trim(kept, most):\n while len(kept) > most: kept.popleft()\ntrim(self.items, 9)", True),
+        ("self.items = self.items[-9:]", True),
+        ("del items[:-most]", True),
+        ("items.append(x)\ny = items.pop(0)", False),
+        ("items.append(x)\ny = items[-9:]", False),
+    ],
+)
+def test_code_that_goes_by_its_length_keeps_a_limit(text: str, limited: bool) -> None:
+    assert has_limit("items", code_of(text), None) is limited
 
 
 class Window(list[Any]):
@@ -74,6 +90,7 @@ class Latest(collections.OrderedDict[Any, Any]):
 @pytest.mark.parametrize(("thing", "bounded"), [(Window(), True), (Latest(), True), (Log(), False), ([], False)])
 def test_a_container_that_trims_itself_is_bounded(thing: Any, bounded: bool) -> None:
     assert trims_itself(thing, isinstance(thing, list)) is bounded
+    assert limits_itself(thing) is bounded
 
 
 @pytest.mark.parametrize(
@@ -149,3 +166,28 @@ SLOWING = [(16 * number, number // 2, 100 - 100 // (1 + number // 2) ** 2) for n
 )
 def test_what_grows_once_an_epoch(lengths: list[tuple[int, int, int]], leaks: bool) -> None:
     assert grows(points(lengths)) is leaks
+
+
+APPENDED = "items.append(x)"
+POPPED = "items.append(x)\ny = items.pop(0)"
+LIMITED = "items.append(x)\nif len(items) > 90_000: items.pop(0)"
+CLEARED = "for epoch in epochs:\n items.clear()\n for x in y: items.append(x)"
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "epochs", "leaks"),
+    [
+        (APPENDED, 500, 1, True),
+        (POPPED, 500, 1, False),
+        (POPPED, 3_000, 1, True),
+        (LIMITED, 60_000, 0, False),
+        (CLEARED, 3_000, 1, False),
+        (CLEARED, 3_000, 0, True),
+        (CLEARED, 12_000, 1, True),
+    ],
+)
+def test_how_long_a_container_may_fill_up(text: str, steps: int, epochs: int, leaks: bool) -> None:
+    filled = points([(step, epochs, step) for step in range(0, steps + 1, steps // 10)])
+    known = Known([], None, code_of(text), [], False, False, None)
+    holding = Holding("items", "list", "train.py:1 (module)", steps, steps, steps, 1e6, False, None, None, False)
+    assert (judge(holding, filled, 0.0, known) is Verdict.LEAK) is leaks

@@ -40,6 +40,10 @@ _INDEXES = frozenset(
 _ONCE = frozenset({"__init__", "__new__", "__post_init__", "<module>"})
 _GROWS = frozenset({"append", "appendleft", "add", "extend", "setdefault"})
 
+FULL = (">", ">=", "==")
+ANY = (*FULL, "<", "<=", "!=")
+"""Comparisons of a container's length: with what it reaches, and all."""
+
 MOST_CODES = 512
 WITHIN = 6
 """Instructions between loading a container and deleting from it, or assigning to one of its elements."""
@@ -84,15 +88,27 @@ def shrinks(name: str, codes: Iterable[CodeType], owner: Any, is_list: bool, fun
     ):
         return TRIMMED
     # Flushed when it is full.
-    flushed = EMPTIED in kinds and any(_length_asked(code, name) for code in own)
+    flushed = EMPTIED in kinds and any(_length_asked(code, name, FULL) for code in own)
     return TRIMMED if flushed else EMPTIED if EMPTIED in kinds else ""
+
+
+def has_limit(name: str, codes: Iterable[CodeType], owner: Any, functions: Iterable[CodeType] = ()) -> bool:
+    """Whether code that trims it goes by its length: then it ends there, however long that takes to come."""
+    own = list(related(codes, owner))
+    places = [*((code, name) for code in own), *other_names(name, own, functions)]
+    return any(_length_asked(code, alias, ANY) or _cut(code, alias) for code, alias in places)
 
 
 def trims_itself(thing: Any, is_list: bool) -> bool:
     """Whether a container of a class of the user's own takes elements out in one of its methods."""
-    return any(
+    return issubclass(type(thing), (list, dict, set, deque)) and any(
         code.co_argcount and TRIMMED in _shrinking(code, code.co_varnames[0], is_list) for code in related((), thing)
     )
+
+
+def limits_itself(thing: Any) -> bool:
+    """Whether one that does goes by its own length."""
+    return any(code.co_argcount and _length_asked(code, code.co_varnames[0], ANY) for code in related((), thing))
 
 
 def related(codes: Iterable[CodeType], owner: Any) -> Iterator[CodeType]:
@@ -181,16 +197,35 @@ def _emptied_by(stores: list[dis.Instruction], steps: list[dis.Instruction], cod
 
 
 @functools.lru_cache(maxsize=512)
-def _length_asked(code: CodeType, name: str) -> bool:
-    """Whether something is done only where its length has reached something: ``if len(items) >= most``."""
+def _length_asked(code: CodeType, name: str, comparisons: tuple[str, ...]) -> bool:
+    """Whether something depends on what its length has reached: ``if len(items) >= most``."""
     if "len" not in code.co_names or not mentions(code, name):
         return False
     steps = instructions(code)
     return any(
-        any(loads(later, name) for later in ahead) and ahead[-1].argval in (">", ">=", "==")
+        any(loads(later, name) for later in ahead) and ahead[-1].argval in comparisons
         for place, step in enumerate(steps)
         if step.argval == "len" and (ahead := _condition(steps, place))
     )
+
+
+@functools.lru_cache(maxsize=512)
+def _cut(code: CodeType, name: str) -> bool:
+    """Whether it is cut to a slice of itself, or loses one: ``items = items[-9:]``, ``del items[:-9]``."""
+    if not mentions(code, name):
+        return False
+    steps = instructions(code)
+    return any(
+        loads(step, name)
+        and any("SLICE" in later.opname for later in steps[place + 1 : place + 1 + WITHIN])
+        and (deletes_from(steps, place, name) or _stored_back(steps[place + 1 : place + 1 + 3 * WITHIN], name))
+        for place, step in enumerate(steps)
+    )
+
+
+def _stored_back(following: list[dis.Instruction], name: str) -> bool:
+    ends = (step for step in following if step.opname.startswith(("STORE_", "POP_TOP")))
+    return (end := next(ends, None)) is not None and end.opname.startswith("STORE_") and names(end, name)
 
 
 def _condition(steps: list[dis.Instruction], place: int) -> list[dis.Instruction]:

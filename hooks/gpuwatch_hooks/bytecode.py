@@ -12,8 +12,9 @@ DELETES_WITHIN = 32
 """Instructions between loading a container and deleting from it."""
 
 
+@functools.lru_cache(maxsize=8)
 def instructions(code: CodeType) -> list[dis.Instruction]:
-    """Its instructions, if they are not too many; without the caches between."""
+    """Its instructions, if they are not too many; without the caches between. Nobody changes the list."""
     return [step for step in islice(dis.get_instructions(code), MOST_INSTRUCTIONS) if step.opname != "CACHE"]
 
 

@@ -270,6 +270,8 @@ class LeakProbe:
         if largest is not None:
             holding, points = walk.found[largest], self.points[largest]
             text = f"{growth_text(holding, points)} in {holding.place}{site_text(holding, known[largest])}"
+            others = len(once(plain, walk.held, ())) - 1
+            text += f"; {others} more grow beside it" if others and holding.tensors else ""
             self.growth.holder = text, bytes_per_step(points)
 
     def _say(self, key: Key, walk: Walk, around: Surroundings, known: Known, others: int) -> None:

@@ -154,8 +154,13 @@ def _keeps(thing: Any) -> bool:
     """Whether it can keep anything: most names of a module are plain functions and imported classes."""
     kind = type(thing)
     if kind is FunctionType:
-        return bool(thing.__closure__ or thing.__defaults__ or thing.__kwdefaults__ or thing.__dict__)
+        return keeps_anything(thing)
     return len(thing) >= LEAST_PLAIN_BYTES if kind in (str, bytes) else not issubclass(kind, OPAQUE)
+
+
+def keeps_anything(function: FunctionType) -> bool:
+    """Whether a function has a closure, default arguments or attributes."""
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__ or function.__dict__)
 
 
 _known: dict[str, bool] = {}

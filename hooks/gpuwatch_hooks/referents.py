@@ -22,7 +22,14 @@ from typing import Any
 import torch
 
 from gpuwatch.interruption import expected
-from gpuwatch_hooks.namespace import LEAST_PLAIN_BYTES, OPAQUE, file_of_module, is_own_module, local_variables
+from gpuwatch_hooks.namespace import (
+    LEAST_PLAIN_BYTES,
+    OPAQUE,
+    file_of_module,
+    is_own_module,
+    keeps_anything,
+    local_variables,
+)
 from gpuwatch_hooks.place import is_foreign
 
 OLDEST, NEWEST = 4, 12
@@ -223,7 +230,7 @@ def _of_class(thing: type) -> Iterator[tuple[str, Any]]:
     for key, value in list(_NAMES_OF_CLASS(thing).items()):
         if key in ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__dataclass_fields__"):
             continue
-        if type(value) is not types.FunctionType or value.__closure__ or value.__defaults__ or value.__dict__:
+        if type(value) is not types.FunctionType or keeps_anything(value):
             yield f"{thing.__name__}.{key}", value
 
 

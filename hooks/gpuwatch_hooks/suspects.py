@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, identifier, shrinks, trims_itself
+from gpuwatch_hooks.bounds import EMPTIED, TRIMMED, has_limit, identifier, limits_itself, shrinks, trims_itself
 from gpuwatch_hooks.bytecode import uses_global
 from gpuwatch_hooks.joins import CUT, JOINED, joins, writes
 from gpuwatch_hooks.referents import FEW, NEWEST
@@ -29,7 +29,10 @@ LEAST_PARTS_PER_STEP = 0.2
 """Growth of the parts of a container whose own length stays the same: less is a change of what is in it."""
 
 PATIENCE_STEPS = 2_000
-"""Steps after which a container is reported although some code takes elements out of it."""
+"""Steps after which a container is reported although some code takes elements out of it, whatever its length."""
+
+EPOCH_PATIENCE_STEPS = 10_000
+"""The same in a first epoch that goes on, where code empties it: at the epoch's end, most likely."""
 
 HIGHEST_PLACE = 1 << 31
 """Whole numbers below are places in a data set, rather than addresses or hashes."""
@@ -132,12 +135,22 @@ def _ends_somewhere(holding: Holding, points: deque[Point], known: Known) -> boo
     if not outlived and (known.in_data_set or (known.epoch_steps or SHORT_EPOCH + 1) <= SHORT_EPOCH):
         return True
     span = points[-1].step - points[0].step
-    if span >= PATIENCE_STEPS:
-        return False
+    in_epoch = not outlived and points[-1].epochs > 0
     if not outlived and holding.parts == holding.length and keyed_by_places(known.thing):
-        return True
+        return in_epoch or span < PATIENCE_STEPS
     kind = _shrinks(holding, known)
-    return kind == TRIMMED or (kind == EMPTIED and not outlived)
+    if kind == EMPTIED:
+        return not outlived and span < (EPOCH_PATIENCE_STEPS if in_epoch else PATIENCE_STEPS)
+    return kind == TRIMMED and (span < PATIENCE_STEPS or _has_limit(holding, known))
+
+
+def _has_limit(holding: Holding, known: Known) -> bool:
+    name = identifier(holding.name)
+    return (
+        has_limit(name, known.codes, known.owner, known.functions)
+        or has_limit(name, known.elsewhere(name), None)
+        or limits_itself(known.thing)
+    )
 
 
 def keyed_by_places(thing: Any) -> bool:

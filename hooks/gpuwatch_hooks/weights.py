@@ -220,9 +220,13 @@ def owner_of_array(view: Any) -> tuple[torch.Tensor | None, Any]:
 
 def storage_bytes(tensor: torch.Tensor, storages: set[int] | None = None) -> int:
     """Bytes of the storage a tensor keeps, 0 for one counted before or one without a storage of its own."""
-    if tensor.layout != torch.strided or tensor.device.type == "meta":
+    if tensor.device.type == "meta":
         return 0
     try:
+        if tensor.layout is torch.sparse_coo:
+            return sum(storage_bytes(part, storages) for part in (tensor._indices(), tensor._values()))
+        if tensor.layout is not torch.strided:
+            return 0
         storage = tensor.untyped_storage()
         key = storage._cdata  # not the address: asking for it would copy a storage that is copied on write
         if storages is not None:
