@@ -39,6 +39,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory, nvml_stub: Path) -> Iterator
     directory = tmp_path_factory.mktemp("cluster")
     gpus = Path(shutil.copy(Path(__file__).parent / "nvmlstub" / "two_h100.conf", directory / "gpus.conf"))
     with cluster(directory, nvml_stub, gpus) as running:
+        # Each test may be run alone, once more.
+        eventually(lambda: running.value(f"count({STEPS.name} > 0)") == 2, 120)
         yield running
 
 
