@@ -158,7 +158,8 @@ class LeakProbe:
         roots = stack_roots(frame)
         if self._at_ask < step:
             self._codes = own_codes(frame)
-        for some in (roots.own, self._watched(), roots.modules):
+        # In this order: of a large program's modules the time may not do for all.
+        for some in (roots.own, self._watched(), roots.near, roots.modules):
             walk.search(some)
         # A trainer's frames may lead anywhere: a glance, and not with every search.
         if self.searches % LIBRARIES_EVERY == 0:

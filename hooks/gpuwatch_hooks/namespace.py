@@ -52,10 +52,12 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True)
 class Roots:
-    """Where a search begins: variables of the user's functions on the stack, of the user's modules, of libraries'
-    functions on the stack; the user's code on the stack, innermost first, and that of their modules' functions."""
+    """Where a search begins: variables of the user's functions on the stack, of these functions' modules, of the user's
+    other modules, of libraries' functions on the stack; the user's code on the stack, innermost first, and that of
+    their modules' functions."""
 
     own: list[Root]
+    near: list[Root]
     modules: list[Root]
     libraries: list[Root]
     codes: list[CodeType]
@@ -84,15 +86,17 @@ def stack_roots(frame: FrameType | None) -> Roots:
                 into.extend(Root(name, thing, place) for name, thing in local_variables(frame))
         frame = frame.f_back
     functions: list[CodeType] = []
+    modules: list[Root] = []
     for module, variables in own_modules():
         functions.extend(_code_of_functions(variables))
         if id(variables) not in namespaces:
-            namespaces[id(variables)] = _module_roots(variables, f"{module} (module)")
+            modules.extend(_module_roots(variables, f"{module} (module)"))
     logs = [Root("logging.root", logging.root, "logging (module)")]
     elsewhere, theirs = _of_other_threads()
     return Roots(
         [*own, *elsewhere],
-        [*(root for roots in namespaces.values() for root in roots), *logs],
+        [root for roots in namespaces.values() for root in roots],
+        [*modules, *logs],
         libraries,
         [*codes, *theirs],
         functions,

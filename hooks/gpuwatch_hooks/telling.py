@@ -129,7 +129,7 @@ def site_text(holding: Holding, known: Known) -> str:
 
 def remembering(roots: Roots) -> str:
     """A function on the stack that uses ``itertools.cycle``: no name leads to the iterator of a loop."""
-    imported = any(root.name == "cycle" and root.thing is itertools.cycle for root in roots.modules)
+    imported = any(root.name == "cycle" and root.thing is itertools.cycle for root in (*roots.near, *roots.modules))
     for code in roots.codes:
         if "cycle" in code.co_names and (imported or "itertools" in code.co_names):
             place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno} ({code.co_name})"
