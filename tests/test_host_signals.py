@@ -173,7 +173,8 @@ def interrupt_a_collection() -> None:
 
 def test_what_a_signal_raises_during_a_collection_arrives(records: Path) -> None:
     others = gc.callbacks[:]
-    gc.callbacks.clear()  # others' listeners (hypothesis has one) would lose it
+    gc.callbacks.clear()  # others' listeners (hypothesis has one) would lose it, and so would destructors
+    gc.collect()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with gpuwatch.attach(nn.Linear(1, 1)) as watch:

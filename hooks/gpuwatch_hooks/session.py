@@ -258,7 +258,9 @@ class Session:
             self.worker_table.publish(self.loading.main.workers)
 
     def _fault(self, probe: str, count: int) -> None:
-        self.record.values[self.record.series(GUARD_FAULTS.name, probe=probe)] = count
+        at = self.record.series(GUARD_FAULTS.name, probe=probe)
+        # Making the series may set off a garbage collection, whose probes may fail too.
+        self.record.values[at] = guard.faults().get(probe, count)
 
     def snapshot(self) -> Snapshot:
         """What a reader of the record would see now."""
