@@ -40,3 +40,9 @@ AGREEING_STEPS = 2
 
 KEPT_GRAPHS = 30
 """Steps that ended a while ago and whose graphs are still referenced."""
+
+STARVED_WORKERS = 0.3
+"""Share of their time that loader workers wait for a core, from which they have too few."""
+
+SHORT_WAIT_SECONDS = 0.005
+"""A wait for data below which it is none, whatever it is spent on."""

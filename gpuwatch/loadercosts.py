@@ -41,6 +41,7 @@ from gpuwatch.catalog import (
 )
 from gpuwatch.delivery import Costs, Setting
 from gpuwatch.expr import series_key
+from gpuwatch.limits import SHORT_WAIT_SECONDS, STARVED_WORKERS
 from gpuwatch.loaderroom import room_left, sane
 from gpuwatch.sizing import Advice, advice_for, recommend
 from gpuwatch.spread import cut, spread
@@ -74,9 +75,6 @@ MOSTLY_READY = 0.5
 TOLD_APART = 0.01
 """Share of CPU time from which the whole can be told by its CPU time."""
 
-SHORT_WAIT = 0.005
-"""Seconds of a wait below which it is none, whatever it is spent on."""
-
 ALL_READY = 0.9
 """Share of fetches that find a batch ready, from which none is waited for."""
 
@@ -85,9 +83,6 @@ MOSTLY_OWN = 0.5
 
 MOSTLY_CROWD = 0.5
 """The training thread's wait for a core, beside its wait for data, from which one may be the other."""
-
-STARVED = 0.3
-"""Share of their time that workers wait for a core, from which they have too few."""
 
 _QUANTILES = ("0.1", "0.25", "0.5", "0.75", "0.9", "0.99")
 
@@ -138,11 +133,11 @@ def crowded_out(values: Mapping[str, float], wait: float, own: float, expected: 
     if own >= MOSTLY_OWN:
         return False
     waiting = values.get(series_key(PHASE_SECONDS.name, {"phase": "data"}), 0.0)
-    late = wait >= SHORT_WAIT and values.get(CPU_WAIT_SECONDS.name, 0.0) >= MOSTLY_CROWD * waiting > 0
+    late = wait >= SHORT_WAIT_SECONDS and values.get(CPU_WAIT_SECONDS.name, 0.0) >= MOSTLY_CROWD * waiting > 0
     if late and values.get(LOADER_READY.name, 0.0) >= ALL_READY:
         return True
-    starved = values.get(WORKER_CPU_WAIT.name, 0.0) >= STARVED or (late and not values.get(LOADER_WORKERS.name))
-    return starved and expected is not None and expected + sampler_seconds(values) < SHORT_WAIT
+    starved = values.get(WORKER_CPU_WAIT.name, 0.0) >= STARVED_WORKERS or (late and not values.get(LOADER_WORKERS.name))
+    return starved and expected is not None and expected + sampler_seconds(values) < SHORT_WAIT_SECONDS
 
 
 def usual_wait(steps: Steps) -> float | None:
@@ -158,7 +153,7 @@ def own_ratio(values: Mapping[str, float], steps: Steps) -> float | None:
     wait = usual_wait(steps)
     if not known or wait is None:
         return None
-    return min(1.0, sum(known) / max(wait, SHORT_WAIT))
+    return min(1.0, sum(known) / max(wait, SHORT_WAIT_SECONDS))
 
 
 def mean_step(steps: Steps, batches: float) -> MeanStep | None:

@@ -26,6 +26,7 @@ from gpuwatch.catalog import (
     WORKER_CPU_WAIT,
 )
 from gpuwatch.expr import Quantity, Rate, Recorded, series_key
+from gpuwatch.limits import SHORT_WAIT_SECONDS, STARVED_WORKERS
 from gpuwatch.rulebook.rule import Clause, flat, ramp
 
 # Computed once for all rules that read them: of all that a fleet's Prometheus does, these rates cost most.
@@ -40,11 +41,11 @@ MAKING = LOADER_BATCH_SECONDS.where(quantile="0.5")
 # Workers that sleep for the same time hand over their batches together: then most steps wait for nothing, and the rest
 # for long. A mean would tell, and be taken in by every hiccup of a busy machine; what a step has to wait by what its
 # batches cost is not.
-WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= 0.005
-HELD_UP = WORTH_A_LOOK | (LOADER_EXPECTED_WAIT >= 0.005)
+WORTH_A_LOOK = WINDOW_WAIT_SECONDS >= SHORT_WAIT_SECONDS
+HELD_UP = WORTH_A_LOOK | (LOADER_EXPECTED_WAIT >= SHORT_WAIT_SECONDS)
 IN_MEMORY = LOADER_ITEM_SECONDS < 50e-6
 # Workers that wait for a core themselves: the machine is crowded, and more of them would make it worse.
-STARVED = WORKER_CPU_WAIT >= 0.3
+STARVED = WORKER_CPU_WAIT >= STARVED_WORKERS
 # Nor is a crowd a fault of the loader's.
 CROWDED_OUT = LOADER_CROWDED.equals(1)
 LONG_WAIT = ((WAIT_SHARE >= 0.10) & HELD_UP).unless(CROWDED_OUT)

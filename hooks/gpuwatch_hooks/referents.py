@@ -6,7 +6,6 @@ instance's dictionary and slots. A hostile object is a leaf.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import gc
@@ -158,8 +157,11 @@ def attributes(name: str, thing: Any, kind: type, parameters: bool = False) -> I
         own = threading.local.__getattribute__(thing, "__dict__")  # the searching thread's part of it
         yield from ((f"{name}.{key}", value) for key, value in list(own.items()))
     elif kind is contextvars.ContextVar:
-        with contextlib.suppress(LookupError):  # it has no value here
-            yield f"{name}<ContextVar>", thing.get()
+        try:
+            value = thing.get()
+        except expected(LookupError):
+            return  # it has no value here
+        yield f"{name}<ContextVar>", value
     elif kind.__module__ in ("itertools", "functools", "builtins", "_queue") and not issubclass(kind, BaseException):
         for part in gc.get_referents(thing)[:MOST_REFERENTS] if kind.__name__ not in ("object", "super") else ():
             if type(part) is not type:
